@@ -1,0 +1,77 @@
+"""Values that the HTTP side hands to the scheduler and gets back. Immutable; no I/O."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length"]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How the next token is chosen. Ranges are checked by the HTTP side and again by the engine."""
+
+    seed: int  # 0 .. 2**64 - 1; drawn at admission when the request names none
+    temperature: float = 1.0  # 0 = argmax, ties to the lowest id
+    top_p: float = 1.0  # (0, 1]
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0  # [0, 1]
+    presence_penalty: float = 0.0  # -2 .. 2
+    frequency_penalty: float = 0.0  # -2 .. 2
+    repetition_penalty: float = 1.0  # > 0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias)
+
+
+class ExpertPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Experts that one request may use in every MoE layer. None and 0 mean the model's own."""
+
+    per_token: int | None = None
+    threshold: float = 0.0
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate: it will occupy one slot."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]  # 1 .. max_seq_len ids, all in the vocabulary
+    max_tokens: int  # 0 = only the prompt; prompt + max_tokens <= max_seq_len
+    sampling: Sampling
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # the model's own end ids included, unless ignore_eos
+    logprobs: int | None = None  # None = no log-probabilities; 0 = of the token only; n = and the n likeliest
+    prompt_logprobs: int | None = None  # the same for the prompt
+    experts: ExpertPolicy = ExpertPolicy()
+    choice: int = 0
+
+
+class TokenRecord(msgspec.Struct, frozen=True):
+    """One generated token, or one prompt position."""
+
+    token: int
+    logprob: float | None = None  # None where not asked for, and for prompt position 0
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first
+
+
+class ExpertUsage(msgspec.Struct, frozen=True):
+    """What the experts did for one request (`usage.experts`)."""
+
+    per_token: int
+    assignments: int
+    trimmed: int
+    dropped: int
+
+
+class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Known when a generation has ended."""
+
+    finish_reason: FinishReason
+    stop_token: int | None  # the stop id that ended it
+    prompt_tokens: int
+    completion_tokens: int  # a stop id included
+    cached_tokens: int
+    prompt_records: tuple[TokenRecord, ...]  # empty unless prompt_logprobs was asked for
+    experts: ExpertUsage
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float

@@ -1,0 +1,108 @@
+"""The typed form of colibri.json, the description of a model folder ("pack"). No I/O.
+
+The names of roles, precisions and layouts are the lower-case names of engine_c/include/colibri.h.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+PACK_VERSION = 1
+Precision = Literal["fp32", "fp16", "bf16"]
+Layout = Literal["flat"]
+Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
+Size = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Role = Literal[
+    "embedding", "head", "final_norm", "attn_norm", "qkv", "qkv_bias", "out", "ffn_norm", "router", "shared_gate",
+    "gate", "up", "down",
+]  # fmt: skip
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Section(_Value, kw_only=True):
+    """One tensor inside a file. `shape` is what the model means, `padded_shape` what the bytes hold."""
+
+    role: Role
+    offset: Size  # bytes from the start of the file, 256-aligned when written by convert
+    bytes: Size
+    precision: Precision
+    shape: tuple[Count, Count]  # rows, cols; flat `down` is transposed: (width, hidden)
+    padded_shape: tuple[Count, Count] | None = None  # none: as shape
+    layout: Layout = "flat"
+    layer: Count | None = None
+    scales: str | None = None  # for quantised precisions: where these lie; none today
+    zero_points: str | None = None
+
+
+class PackFile(_Value, kw_only=True):
+    """One file of the folder."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
+    bytes: Size
+    sections: tuple[Section, ...]
+    sha256: str | None = None  # none: not checked, a warning
+    crc32c: tuple[Count, ...] | None = None  # one per started MiB
+
+
+class Layer(_Value, kw_only=True):
+    """One row of the layer table. `expert_files[e]` names the file of routed expert e."""
+
+    ffn: Literal["dense", "moe"]
+    kv: Literal["full"] = "full"
+    window: Count = 0
+    experts: Count = 0
+    experts_per_token: Count = 0
+    expert_width: Count = 0
+    shared_width: Count = 0  # shared expert, or the whole FFN of a dense layer
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    renormalise: bool = False
+    shared_gated: bool = False
+    routed_scale: float = 1.0
+    expert_files: tuple[str, ...] = ()
+
+
+class Hyperparameters(_Value, kw_only=True):
+    vocab_size: Count
+    hidden: Count
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    max_positions: Count
+    rms_norm_eps: float
+    tied_head: bool
+    qkv_bias: bool
+    rope_inv_freq: tuple[float, ...]  # head_dim / 2 values, radians per position
+    rope_scale: float = 1.0
+    attention_scale: float  # usually head_dim ** -0.5
+
+
+class TextFiles(_Value, kw_only=True):
+    """Names of the text files in the folder, none where the checkpoint has no such file."""
+
+    tokenizer: str | None = None
+    tokenizer_config: str | None = None
+    chat_template: str | None = None
+    generation_config: str | None = None
+    eos_token_ids: tuple[Count, ...] = ()
+    bos_token_id: Count | None = None
+
+
+class Manifest(_Value, kw_only=True):
+    """colibri.json."""
+
+    version: int
+    backend: Literal["any", "cpu", "cuda"]  # flat packs are for any
+    family: str  # the checkpoint's architecture, e.g. Qwen2MoeForCausalLM
+    name: str  # default model id
+    precision: Precision  # of most weights; sections are authoritative
+    created_by: str = ""
+    hyperparameters: Hyperparameters
+    layers: tuple[Layer, ...]
+    files: tuple[PackFile, ...]  # dense.bin first, then experts; a file may be named by several layers
+    text: TextFiles = TextFiles()
