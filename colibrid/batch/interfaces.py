@@ -1,0 +1,101 @@
+"""What the HTTP side may use of the scheduler: protocols and values, so that it can be tested with a fake.
+
+Use of one generation::
+
+    async with scheduler.submit(request) as generation:
+        async for records in generation:      # never empty; a final stop id is the last record
+            ...                               # generation.prompt_records is complete from here on
+        generation.result                     # set when the loop has ended normally
+
+Leaving the block, breaking out of the loop or cancelling the task releases the slot within one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+
+from colibrid.batch.request import GenerateRequest, GenerateResult, TokenRecord
+from colibrid.engine.state import MemoryPlan, Readiness
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What requests are checked against. All but `memory` is known before the engine is ready."""
+
+    model_id: str
+    family: str
+    vocab_size: int
+    max_seq_len: int  # tokens, prompt and output of one request together
+    slots: int
+    experts_per_token: int  # the checkpoint's own k (largest of its layers); 0 = no MoE layer
+    device: str  # for people, e.g. "cpu"
+    fingerprint: str  # changes with anything that may change the text for equal request and seed
+    memory: MemoryPlan | None = None  # None until the engine was ready once
+
+
+class Generation(Protocol):
+    """One running request."""
+
+    @property
+    def request(self) -> GenerateRequest:
+        """The request as submitted."""
+        ...
+
+    @property
+    def prompt_records(self) -> tuple[TokenRecord, ...]:
+        """One per prompt token if prompt_logprobs was asked for; complete before the first token is yielded."""
+        ...
+
+    @property
+    def result(self) -> GenerateResult | None:
+        """None until the iteration has ended normally."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop and release the slot; the iteration then ends without a result. Harmless when already ended."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[list[TokenRecord]]:
+        """Yield all records that have arrived since the last time. Can be used once.
+
+        Raises EngineFaultError if the engine died or failed the request, RequestError if it cannot be served.
+        """
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel unless ended."""
+        ...
+
+
+class GenerationService(Protocol):
+    """The scheduler as the HTTP side sees it. All methods are called from the event loop's thread."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def readiness(self) -> Readiness: ...
+
+    @property
+    def draining(self) -> bool:
+        """True from drain() on: new requests are refused."""
+        ...
+
+    def submit(self, request: GenerateRequest) -> Generation:
+        """Queue one request.
+
+        Raises OverloadedError with code server_is_overloaded (queue full), model_loading (engine not ready) or
+        draining; RequestError if the request can never fit.
+        """
+        ...
+
+    def submit_all(self, requests: Sequence[GenerateRequest]) -> tuple[Generation, ...]:
+        """Queue all or none (the choices of one request); they are placed together. Raises as submit does."""
+        ...
