@@ -1,0 +1,88 @@
+# Front door of the repository: `make help`. Each target is a line or two that calls a tool.
+PYTHON ?= python3
+VENV ?= .venv
+HOST ?= 127.0.0.1
+PORT ?= 8080
+NVCC ?= nvcc
+BIN := $(VENV)/bin
+MESON = PATH="$(CURDIR)/$(BIN):$(BIN):$$PATH" meson
+SOURCES := pyproject.toml meson.build meson.options $(shell find colibrid engine_c conf systemd -type f \
+	-not -path '*/__pycache__/*' -not -path 'colibrid/engine/lib/*' -not -path '*.colibri/*')
+C_FILES := $(shell find engine_c kernels_cu -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+PY_DIRS := colibrid tests engine_c/tools $(wildcard .ci/*.py bench/*.py)
+# Tests import the installed package, never the folder that make was called in.
+PYTEST := PYTHONSAFEPATH=1 $(BIN)/pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan lint format cubins bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+venv: $(VENV)/.dev  ## .venv with the package and the development tools
+serve: $(VENV)/.installed  ## install into .venv and serve the bundled model: make serve PORT=8080 HOST=127.0.0.1
+	exec $(BIN)/colibrid serve --host $(HOST) --port $(PORT)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python $(SOURCES)
+	$(BIN)/pip install --quiet --disable-pip-version-check .
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml
+	$(BIN)/pip install --quiet --disable-pip-version-check '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+lib: $(VENV)/.dev  ## build the C library and copy it into the source tree, for work without installing
+	test -f build/build.ninja || $(MESON) setup build -Dunit_tests=true
+	$(MESON) compile -C build
+	mkdir -p colibrid/engine/lib
+	cp build/engine_c/libcolibri.so build/engine_c/clb_cpu_*.so build/engine_c/modules.json colibrid/engine/lib/
+
+test: lint test-c test-asan test-valgrind test-tsan test-py  ## everything
+
+test-py: $(VENV)/.dev $(VENV)/.installed  ## Python tests against the installed package: make test-py ARGS='tests/http -k chat'
+	$(PYTEST) $(ARGS)
+
+test-c: lib  ## C unit tests
+	$(MESON) test -C build --print-errorlogs
+
+test-asan: $(VENV)/.dev  ## C unit tests under the address and undefined-behaviour sanitizers
+	test -f build-asan/build.ninja || $(MESON) setup build-asan -Dunit_tests=true -Dbuildtype=debugoptimized \
+		-Db_sanitize=address,undefined
+	CLB_TEST_SHORT=1 $(MESON) test -C build-asan --print-errorlogs
+
+test-valgrind: lib  ## C unit tests under valgrind memcheck, where it is installed
+	@command -v valgrind >/dev/null || { echo 'valgrind is not installed: skipped'; exit 0; } && \
+		CLB_TEST_SHORT=1 $(MESON) test -C build --print-errorlogs --timeout-multiplier 10 \
+		--wrapper 'valgrind --quiet --leak-check=full --show-leak-kinds=all --error-exitcode=9'
+
+test-tsan: $(VENV)/.dev  ## the rings under the thread sanitizer
+	test -f build-tsan/build.ninja || $(MESON) setup build-tsan -Dunit_tests=true -Dbuildtype=debugoptimized \
+		-Db_sanitize=thread
+	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel
+
+lint: $(VENV)/.dev  ## ruff, mypy --strict, C format, size of functions and files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
+	$(BIN)/python tests/check_style.py
+
+format: $(VENV)/.dev  ## rewrite Python and C sources in the one format
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES)
+
+cubins:  ## compile the CUDA kernels into build/cubins (needs nvcc)
+	mkdir -p build/cubins
+	for arch in 80 90a; do for source in kernels_cu/*.cu; do \
+		$(NVCC) -std=c++17 -O3 -cubin -arch=sm_$$arch -Ikernels_cu -Iengine_c/include \
+		-o build/cubins/$$(basename $$source .cu).sm_$$arch.cubin $$source || exit 1; done; done
+
+bench: $(VENV)/.installed  ## speed of the engine on this machine
+	$(BIN)/colibrid bench engine
+
+clean:  ## remove what was built
+	rm -rf build build-asan build-tsan dist $(VENV) colibrid/engine/lib .mypy_cache .ruff_cache .pytest_cache
