@@ -1,0 +1,18 @@
+/*
+ * vector.h: small fp32 operations on whole rows. Pure; element by element, so no order of additions.
+ */
+#ifndef CLB_CPU_VECTOR_H
+#define CLB_CPU_VECTOR_H
+
+#include <stddef.h>
+
+/* output[i] += input[i] */
+void clb_vector_add(const float* input, size_t count, float* output);
+/* output[i] += factor * input[i] */
+void clb_vector_add_scaled(const float* input, float factor, size_t count, float* output);
+/* 1 / (1 + exp(-value)) */
+float clb_sigmoid(float value);
+/* 1 iff every value is finite. */
+int clb_vector_finite(const float* values, size_t count);
+
+#endif /* CLB_CPU_VECTOR_H */
