@@ -21,7 +21,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pass
 
 
-class ServerSettings(_Section, kw_only=True):
+class ServerSettings(_Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
     api_key_file: str | None = None  # one key a line; without it only loopback addresses can be bound
@@ -31,13 +31,13 @@ class ServerSettings(_Section, kw_only=True):
     strict: bool = False  # true: fields unknown to the API are 400 instead of a header
 
 
-class LimitsSettings(_Section, kw_only=True):
+class LimitsSettings(_Section, frozen=True, kw_only=True):
     queue: Annotated[int, Meta(ge=0, le=100_000)] = 256  # requests waiting beyond the slots
     max_tokens_default: PositiveInt = 1024
     prompt_bytes: Annotated[int, Meta(ge=1, le=1 << 30)] = 4 << 20
 
 
-class ModelSettings(_Section, kw_only=True):
+class ModelSettings(_Section, frozen=True, kw_only=True):
     path: str | None = None  # pack, Hugging Face folder or org/name; none: the bundled model
     served_name: str | None = None
     max_seq_len: PositiveInt | None = None  # none: the checkpoint's own
@@ -47,13 +47,13 @@ class ModelSettings(_Section, kw_only=True):
     cache_dir: str | None = None  # none: $CACHE_DIRECTORY, $XDG_CACHE_HOME/colibrid, ~/.cache/colibrid
 
 
-class EngineSettings(_Section, kw_only=True):
+class EngineSettings(_Section, frozen=True, kw_only=True):
     device: Device = "auto"
     stall_timeout_s: Annotated[float, Meta(ge=0.5, le=3600)] = 5.0
     load_timeout_s: Annotated[float, Meta(ge=1, le=86400)] = 600.0
 
 
-class BatchSettings(_Section, kw_only=True):
+class BatchSettings(_Section, frozen=True, kw_only=True):
     slots: Annotated[int, Meta(ge=1, le=64)] = 32
     window_ms: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     window_requests: Annotated[int, Meta(ge=1, le=64)] = 8
@@ -61,39 +61,39 @@ class BatchSettings(_Section, kw_only=True):
     prefill_tokens: Annotated[int, Meta(ge=1, le=65536)] = 512
 
 
-class ExpertsSettings(_Section, kw_only=True):
+class ExpertsSettings(_Section, frozen=True, kw_only=True):
     per_token: Annotated[int, Meta(ge=1, le=16)] | None = None  # none: the model's own k
     threshold: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     max_tokens_per_expert: PositiveInt | None = None  # none: nothing is ever dropped
 
 
-class TierSettings(_Section, kw_only=True):
+class TierSettings(_Section, frozen=True, kw_only=True):
     page_size: str | int = "auto"  # bytes or "64KiB", "2MiB"; auto: 2 MiB weights, 64 KiB kv, 4 KiB temp
     huge_pages: HugePages = "try"
     bytes: str | int = "auto"  # "80GiB" …; auto: what the model and the slots need
 
 
-class TiersSettings(_Section, kw_only=True):
+class TiersSettings(_Section, frozen=True, kw_only=True):
     weights: TierSettings = TierSettings()
     kv: TierSettings = TierSettings()
     temp: TierSettings = TierSettings()
 
 
-class MemorySettings(_Section, kw_only=True):
+class MemorySettings(_Section, frozen=True, kw_only=True):
     tiers: TiersSettings = TiersSettings()
     device_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.9  # --gpu-memory-utilization; CPU: of the available RAM
 
 
-class KvSettings(_Section, kw_only=True):
+class KvSettings(_Section, frozen=True, kw_only=True):
     precision: Literal["auto", "fp32", "fp16"] = "auto"  # auto: fp32 on the CPU
 
 
-class LoggingSettings(_Section, kw_only=True):
+class LoggingSettings(_Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "console", "json"] = "auto"  # auto: console on a terminal
 
 
-class Settings(_Section, kw_only=True):
+class Settings(_Section, frozen=True, kw_only=True):
     """The whole tree; one attribute a YAML section."""
 
     server: ServerSettings = ServerSettings()

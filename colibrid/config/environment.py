@@ -1,0 +1,74 @@
+"""The only place that reads the process environment (ops/systemd reads NOTIFY_SOCKET and WATCHDOG_USEC).
+
+Known: COLIBRID_CONFIG (the file), COLIBRID_SECTION__KEY (any setting), CACHE_DIRECTORY (systemd), XDG_CACHE_HOME,
+HF_HUB_CACHE, HF_HOME, HOME, NO_COLOR.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONFIG_VARIABLE = "COLIBRID_CONFIG"
+_PREFIX = "COLIBRID_"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What the environment says, read once."""
+
+    config_file: Path | None
+    settings: dict[str, str]  # variable name -> text, every COLIBRID_* but COLIBRID_CONFIG
+    cache_dir: Path  # where converted packs go unless model.cache_dir says otherwise
+    hugging_face_hub: Path  # folder of models--org--name
+    no_color: bool
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """Reads `environ` (default: the process's own). Touches no file."""
+    source = os.environ if environ is None else environ
+    config = source.get(CONFIG_VARIABLE)
+    return Environment(
+        config_file=Path(config) if config else None,
+        settings={
+            name: text for name, text in sorted(source.items()) if name.startswith(_PREFIX) and name != CONFIG_VARIABLE
+        },
+        cache_dir=_cache_dir(source),
+        hugging_face_hub=_hugging_face_hub(source),
+        no_color=bool(source.get("NO_COLOR")),
+    )
+
+
+def _cache_dir(source: Mapping[str, str]) -> Path:
+    systemd = source.get("CACHE_DIRECTORY")
+    if systemd:
+        return Path(systemd.split(":")[0])  # systemd lists several with colons; ours is the first
+    return _user_cache(source) / "colibrid"
+
+
+def _hugging_face_hub(source: Mapping[str, str]) -> Path:
+    if hub := source.get("HF_HUB_CACHE"):
+        return Path(hub).expanduser()
+    if home := source.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    return _user_cache(source) / "huggingface" / "hub"
+
+
+def _user_cache(source: Mapping[str, str]) -> Path:
+    cache = source.get("XDG_CACHE_HOME")
+    if cache and Path(cache).is_absolute():  # relative values are invalid by the XDG specification
+        return Path(cache)
+    return Path(source.get("HOME") or _home()) / ".cache"
+
+
+def _home() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:  # a uid without an entry, as in containers
+        return "/nonexistent"

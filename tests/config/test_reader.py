@@ -1,0 +1,98 @@
+"""colibrid.config.reader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colibrid.config import reader
+from colibrid.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _only(text: str) -> reader.Scalar:
+    root = reader.read_text(f"key: {text}\n", "x.yaml")
+    assert isinstance(root, reader.Mapping)
+    node = root.entries[0].node
+    assert isinstance(node, reader.Scalar)
+    return node
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("false", False), ("yes", "yes"), ("no", "no"), ("on", "on"), ("True", "True"), ("1e3", 1000.0),
+     ("12", 12), ("-3", -3), ("1.5", 1.5), ("010", "010"), ("1_000", "1_000"), ("0x10", "0x10"), (".inf", ".inf"),
+     (".nan", ".nan"), ("1e999", "1e999"), ("1:30", "1:30"), ("2024-01-01", "2024-01-01"), ("~", None), ("null", None),
+     ("", None), ("'true'", "true"), ('"12"', "12"), ("127.0.0.1", "127.0.0.1")],
+)  # fmt: skip
+def test_scalars_mean_what_json_would_say(text: str, value: object) -> None:
+    """Only true and false are booleans, exponents are numbers, quoted scalars are text, the rest is text."""
+    scalar = _only(text)
+    assert scalar.value == value
+    assert type(scalar.value) is type(value)
+
+
+def test_every_node_knows_its_place() -> None:
+    """Keys, values and list items carry line and column, counted from 1."""
+    root = reader.read_text("# top\nserver:\n  port: 80\n  list: [a, b]\n", "x.yaml")
+    assert isinstance(root, reader.Mapping)
+    server = root.entries[0]
+    assert server.position == reader.Position(2, 1)
+    assert isinstance(server.node, reader.Mapping)
+    port, items = server.node.entries
+    assert (port.position, port.node.position) == (reader.Position(3, 3), reader.Position(3, 9))
+    assert isinstance(items.node, reader.Sequence)
+    assert [item.position for item in items.node.items] == [reader.Position(4, 10), reader.Position(4, 13)]
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "what"),
+    [("a: 1\nb: 2\na: 3\n", ":3:1:", "line 1"),
+     ("a: &x 1\n", ":1:4:", "anchor &x"),
+     ("a: *x\n", ":1:4:", "alias *x"),
+     ("a: !!python/object:os.system x\n", ":1:4:", "tag"),
+     ("a: !!int 3\n", ":1:4:", "tag"),
+     ("a: 1\n---\nb: 2\n", ":2:1:", "second document"),
+     ("1: x\n", ":1:1:", "key"),
+     ("[a]: x\n", ":1:1:", "key"),
+     ("a: {b: 1, b: 2}\n", ":1:11:", "already"),
+     ("a: [1, 2\n", ":2:1:", "YAML"),
+     ("a:\n\tb: 1\n", ":2:1:", "YAML"),
+     ("a: 'open\n", "", "YAML"),
+     ("a: \x01\n", "", "YAML"),
+     ("[" * 40 + "]" * 40, ":1:34:", "deeper")],
+)  # fmt: skip
+def test_surprises_are_refused_with_their_place(text: str, where: str, what: str) -> None:
+    """Duplicates, anchors, aliases, tags, further documents and broken YAML name line and column."""
+    with pytest.raises(ConfigError) as caught:
+        reader.read_text(text, "x.yaml")
+    assert str(caught.value).startswith(f"x.yaml{where}")
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
+def test_an_empty_file_is_no_document(text: str) -> None:
+    """A file of comments is valid and sets nothing."""
+    assert reader.read_text(text, "x.yaml") is None
+
+
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    """Missing files, folders, other encodings and huge files give one line that starts with the path."""
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"a: 1\nb: \xe9\n")
+    huge = tmp_path / "huge.yaml"
+    huge.write_bytes(b"#" * (reader.MAX_FILE_BYTES + 1))
+    for path, what in [
+        (tmp_path / "none.yaml", "No such file"),
+        (tmp_path, "directory"),
+        (latin, "UTF-8"),
+        (huge, "larger"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            reader.read_file(path)
+        assert str(caught.value).startswith(str(path))
+        assert what in str(caught.value)
+        assert "\n" not in str(caught.value)
