@@ -25,7 +25,7 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pass
 
 
-class Section(_Value, kw_only=True):
+class Section(_Value, frozen=True, kw_only=True):
     """One tensor inside a file. `shape` is what the model means, `padded_shape` what the bytes hold."""
 
     role: Role
@@ -40,7 +40,7 @@ class Section(_Value, kw_only=True):
     zero_points: str | None = None
 
 
-class PackFile(_Value, kw_only=True):
+class PackFile(_Value, frozen=True, kw_only=True):
     """One file of the folder."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
@@ -50,7 +50,7 @@ class PackFile(_Value, kw_only=True):
     crc32c: tuple[Count, ...] | None = None  # one per started MiB
 
 
-class Layer(_Value, kw_only=True):
+class Layer(_Value, frozen=True, kw_only=True):
     """One row of the layer table. `expert_files[e]` names the file of routed expert e."""
 
     ffn: Literal["dense", "moe"]
@@ -67,7 +67,7 @@ class Layer(_Value, kw_only=True):
     expert_files: tuple[str, ...] = ()
 
 
-class Hyperparameters(_Value, kw_only=True):
+class Hyperparameters(_Value, frozen=True, kw_only=True):
     vocab_size: Count
     hidden: Count
     heads: Count
@@ -82,7 +82,7 @@ class Hyperparameters(_Value, kw_only=True):
     attention_scale: float  # usually head_dim ** -0.5
 
 
-class TextFiles(_Value, kw_only=True):
+class TextFiles(_Value, frozen=True, kw_only=True):
     """Names of the text files in the folder, none where the checkpoint has no such file."""
 
     tokenizer: str | None = None
@@ -93,7 +93,7 @@ class TextFiles(_Value, kw_only=True):
     bos_token_id: Count | None = None
 
 
-class Manifest(_Value, kw_only=True):
+class Manifest(_Value, frozen=True, kw_only=True):
     """colibri.json."""
 
     version: int

@@ -1,0 +1,271 @@
+"""What a family is: a reader of config.json and a table of tensor names. Pure.
+
+A family maps names and configuration onto existing operations. It adds no code to the engine: what the
+operations cannot do (a window, a scaling rule, another activation) is refused here by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+
+from colibrid.errors import ModelError
+from colibrid.model.layout import Tensor, expert_file_name
+from colibrid.model.manifest import Hyperparameters, Layer
+
+MAX_LAYERS = 256
+MAX_EXPERTS = 512
+MAX_EXPERTS_PER_TOKEN = 16
+MAX_VOCAB = 1 << 20
+MAX_POSITIONS = 1 << 20
+MAX_WIDTH = 1 << 20
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Rows of one checkpoint tensor."""
+
+    name: str
+    shape: tuple[int, ...]  # the whole tensor as the checkpoint must have it
+    index: int | None = None  # into the first axis of a fused tensor (experts, rows, cols)
+    rows: tuple[int, int] | None = None  # begin, end; none: all
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """How a pack's tensor is made: sources stacked by rows (vectors end to end), then maybe transposed."""
+
+    sources: tuple[Source, ...]
+    transpose: bool = False
+
+
+class Names(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the blocks of a layer are, after "model.layers.{layer}."; the first prefix present is taken."""
+
+    moe: tuple[str, ...]  # prefixes of router and experts
+    router: str  # after the prefix
+    expert: tuple[str, str, str]  # gate, up, down of one expert, after "{prefix}.experts.{expert}."
+    dense: str | None = None  # prefix of a dense layer's FFN
+    shared: str | None = None  # the shared expert, after the prefix
+    shared_gate: str | None = None
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What config.json says, in our terms."""
+
+    hyperparameters: Hyperparameters
+    layers: tuple[Layer, ...]
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One architecture."""
+
+    architecture: str  # as in config.json's "architectures"
+    read: Callable[[Config], Description]
+    names: Names
+
+
+class Config:
+    """config.json with errors that name the field. Values of a wrong type or outside their bounds raise ModelError."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def raw(self, field: str) -> Any:
+        """The value as JSON has it, None where it is absent."""
+        return self._values.get(field)
+
+    def integer(self, field: str, low: int, high: int, default: int | None = None) -> int:
+        value = self._or_default(field, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ModelError(f"config.json: {field} is {value!r}, expected an integer from {low} to {high}")
+        return value
+
+    def number(self, field: str, low: float, high: float, default: float | None = None) -> float:
+        value = self._or_default(field, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ModelError(f"config.json: {field} is {value!r}, expected a number from {low:g} to {high:g}")
+        return float(value)
+
+    def flag(self, field: str, *, default: bool) -> bool:
+        value = self._or_default(field, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"config.json: {field} is {value!r}, expected true or false")
+        return value
+
+    def integers(self, field: str) -> tuple[int, ...]:
+        """A list of integers, empty where it is absent."""
+        value = self._values.get(field) or []
+        if not isinstance(value, list) or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
+            raise ModelError(f"config.json: {field} is {value!r}, expected a list of integers")
+        return tuple(value)
+
+    def _or_default(self, field: str, default: object) -> Any:
+        value = self._values.get(field)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelError(f"config.json: {field} is missing")
+        return value
+
+
+def read_hyperparameters(config: Config, *, qkv_bias: bool, rope_theta: float, rms_norm_eps: float) -> Hyperparameters:
+    """The fields that Llama-like decoders share; the last two are the family's defaults."""
+    act = config.raw("hidden_act") or "silu"
+    if act != "silu":
+        raise ModelError(f"config.json: hidden_act is {act!r}, only 'silu' is supported")
+    hidden = config.integer("hidden_size", 1, MAX_WIDTH)
+    heads = config.integer("num_attention_heads", 1, 4096)
+    kv_heads = config.integer("num_key_value_heads", 1, heads, heads)
+    if heads % kv_heads:
+        raise ModelError(
+            f"config.json: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}"
+        )
+    head_dim = config.integer("head_dim", 2, 256, hidden // heads)
+    if head_dim % 2:
+        raise ModelError(f"config.json: head_dim is {head_dim}, expected an even number")
+    theta = rope_base(config, rope_theta)
+    return Hyperparameters(
+        vocab_size=config.integer("vocab_size", 1, MAX_VOCAB),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_positions=config.integer("max_position_embeddings", 1, MAX_POSITIONS),
+        rms_norm_eps=config.number("rms_norm_eps", 1e-12, 1.0, rms_norm_eps),
+        tied_head=config.flag("tie_word_embeddings", default=False),
+        qkv_bias=qkv_bias,
+        rope_inv_freq=inverse_frequencies(theta, head_dim),
+        attention_scale=head_dim**-0.5,
+    )
+
+
+def inverse_frequencies(theta: float, head_dim: int) -> tuple[float, ...]:
+    """Default RoPE: radians per position of each pair of a head."""
+    return tuple(theta ** (-2.0 * i / head_dim) for i in range(head_dim // 2))
+
+
+def rope_base(config: Config, default: float) -> float:
+    """The base of default RoPE from `rope_parameters` (newer checkpoints) or `rope_theta`."""
+    parameters: dict[str, Any] = {}
+    for field in ("rope_scaling", "rope_parameters"):
+        value = config.raw(field)
+        if value is None:
+            continue
+        if not isinstance(value, dict):
+            raise ModelError(f"config.json: {field} is {value!r}, expected an object")
+        if any(isinstance(inner, dict) for inner in value.values()):
+            raise ModelError(f"config.json: {field} differs by kind of layer, which is not supported")
+        kind = value.get("rope_type", value.get("type", "default"))
+        if kind != "default":
+            raise ModelError(f"config.json: {field} asks for RoPE scaling {kind!r}, only 'default' is supported")
+        parameters.update(value)
+    for source in (parameters, {"partial_rotary_factor": config.raw("partial_rotary_factor")}):
+        if source.get("partial_rotary_factor") not in (None, 1, 1.0):
+            raise ModelError("config.json: partial_rotary_factor other than 1 is not supported")
+    if parameters.get("rope_theta") is not None:
+        return Config(parameters).number("rope_theta", 1.0, 1e12)
+    theta = config.number("rope_theta", 1.0, 1e12, default)
+    if not math.isfinite(theta):
+        raise ModelError(f"config.json: rope_theta is {theta}, expected a finite number")
+    return theta
+
+
+def refuse_window(config: Config, *, used: bool) -> None:
+    """Sliding windows are refused where they would change an output."""
+    window = config.raw("sliding_window")
+    if used and isinstance(window, int) and 0 < window < config.integer("max_position_embeddings", 1, MAX_POSITIONS):
+        raise ModelError(f"config.json: sliding_window {window} is in use, sliding windows are not supported")
+    kinds = config.raw("layer_types")
+    if used and isinstance(kinds, list) and any(kind != "full_attention" for kind in kinds):
+        raise ModelError("config.json: layer_types asks for other than 'full_attention', which is not supported")
+
+
+def moe_layer(
+    config: Config, index: int, *, experts: int, width: int, renormalise: bool, shared_width: int = 0
+) -> Layer:
+    """A layer of routed experts, with the checkpoint's own k, and a gated shared expert if it has a width."""
+    return Layer(
+        ffn="moe",
+        experts=experts,
+        experts_per_token=config.integer("num_experts_per_tok", 1, min(experts, MAX_EXPERTS_PER_TOKEN)),
+        expert_width=width,
+        shared_width=shared_width,
+        renormalise=renormalise,
+        shared_gated=shared_width > 0,
+        expert_files=tuple(expert_file_name(index, expert) for expert in range(experts)),
+    )
+
+
+def recipe(
+    names: Names, hyper: Hyperparameters, layers: tuple[Layer, ...], tensor: Tensor, present: Collection[str]
+) -> Recipe:
+    """Where the checkpoint, whose tensors are called `present`, holds `tensor`."""
+    d = hyper.hidden
+    if tensor.layer is None:
+        top = {"embedding": "model.embed_tokens.weight", "head": "lm_head.weight"}.get(tensor.role)
+        return Recipe((Source(top, tensor.shape),)) if top else Recipe((Source("model.norm.weight", (d,)),))
+    prefix = f"model.layers.{tensor.layer}."
+    if tensor.role in ("attn_norm", "ffn_norm"):
+        norm = "input_layernorm" if tensor.role == "attn_norm" else "post_attention_layernorm"
+        return Recipe((Source(f"{prefix}{norm}.weight", (d,)),))
+    if tensor.role in ("qkv", "qkv_bias", "out"):
+        return _attention(hyper, tensor, f"{prefix}self_attn.")
+    return _ffn(names, d, layers[tensor.layer], tensor, prefix, present)
+
+
+def _attention(hyper: Hyperparameters, tensor: Tensor, prefix: str) -> Recipe:
+    q, kv = hyper.heads * hyper.head_dim, hyper.kv_heads * hyper.head_dim
+    if tensor.role == "out":
+        return Recipe((Source(f"{prefix}o_proj.weight", tensor.shape),))
+    parts = (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
+    if tensor.role == "qkv":
+        return Recipe(tuple(Source(f"{prefix}{name}.weight", (rows, hyper.hidden)) for name, rows in parts))
+    return Recipe(tuple(Source(f"{prefix}{name}.bias", (rows,)) for name, rows in parts))
+
+
+def _ffn(names: Names, d: int, layer: Layer, tensor: Tensor, prefix: str, present: Collection[str]) -> Recipe:
+    if layer.ffn == "dense":
+        return _projection(f"{prefix}{names.dense}", ("gate_proj", "up_proj", "down_proj"), tensor)
+    moe = _moe_prefix(names, prefix, present)
+    if tensor.role == "router":
+        return Recipe((Source(f"{moe}{names.router}", tensor.shape),))
+    if tensor.role == "shared_gate":
+        return Recipe((Source(f"{moe}{names.shared_gate}", (1, d)),))
+    if tensor.expert is None:
+        return _projection(f"{moe}{names.shared}", ("gate_proj", "up_proj", "down_proj"), tensor)
+    if f"{moe}experts.gate_up_proj" in present:
+        return _fused(f"{moe}experts.", layer, tensor)
+    return _projection(f"{moe}experts.{tensor.expert}", names.expert, tensor)
+
+
+def _moe_prefix(names: Names, prefix: str, present: Collection[str]) -> str:
+    candidates = [f"{prefix}{moe}." for moe in names.moe]
+    return next((c for c in candidates if f"{c}{names.router}" in present), candidates[0])
+
+
+def _projection(block: str, names: tuple[str, str, str], tensor: Tensor) -> Recipe:
+    width, d = tensor.shape
+    name = names[("gate", "up", "down").index(tensor.role)]
+    down = tensor.role == "down"
+    return Recipe((Source(f"{block}.{name}.weight", (d, width) if down else (width, d)),), transpose=down)
+
+
+def _fused(block: str, layer: Layer, tensor: Tensor) -> Recipe:
+    """experts.gate_up_proj (experts, 2 * width, hidden): rows of gate, then of up; experts.down_proj as it was."""
+    width, d = tensor.shape
+    if tensor.role == "down":
+        return Recipe((Source(f"{block}down_proj", (layer.experts, d, width), tensor.expert),), transpose=True)
+    rows = (0, width) if tensor.role == "gate" else (width, 2 * width)
+    return Recipe((Source(f"{block}gate_up_proj", (layer.experts, 2 * width, d), tensor.expert, rows),))
+
+
+def ignorable(names: Names, layers: tuple[Layer, ...], name: str) -> bool:
+    """Tensors that some checkpoints carry and nothing needs: old RoPE buffers, shared experts of width 0."""
+    if name.endswith(".rotary_emb.inv_freq"):
+        return True
+    head, _, rest = name.removeprefix("model.layers.").partition(".")
+    if names.shared is None or not head.isdigit() or int(head) >= len(layers) or layers[int(head)].shared_width:
+        return False
+    return any(rest.startswith(f"{moe}.{names.shared}") for moe in names.moe)

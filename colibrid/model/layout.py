@@ -1,0 +1,133 @@
+"""Which tensors a model of given hyperparameters has, and where they lie in a pack's files. Pure.
+
+convert writes by these tables, pack checks by them, dummy needs nothing else; so they live in one place.
+
+dense.bin, every section 256-aligned:
+    embedding  [head]  final_norm  | per layer: attn_norm qkv [qkv_bias] out ffn_norm [router] [shared_gate]
+                                                [gate up down of the shared expert or of the dense FFN] |
+expert_{layer}_{expert}.bin, the same:
+    gate (width, hidden)   up (width, hidden)   down transposed (width, hidden)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from colibrid.model.manifest import Hyperparameters, Layer, PackFile, Precision, Role, Section
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+DENSE_FILE = "dense.bin"
+SECTION_ALIGNMENT = 256  # bytes
+ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+# Small, and precision matters: always fp32 in a pack, whatever the checkpoint has.
+FP32_ROLES: frozenset[Role] = frozenset(
+    ("final_norm", "attn_norm", "qkv_bias", "ffn_norm", "router", "shared_gate"),
+)
+EXPERT_ROLES: tuple[Role, Role, Role] = ("gate", "up", "down")
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """One tensor of a model: what a section will hold."""
+
+    role: Role
+    layer: int | None  # None: embedding, head and final norm
+    expert: int | None  # None: not a routed expert
+    shape: tuple[int, int]  # rows, cols; `down` is transposed
+
+    def label(self) -> str:
+        """For messages: "layer 3 expert 5 gate"."""
+        layer = "" if self.layer is None else f"layer {self.layer} "
+        expert = "" if self.expert is None else f"expert {self.expert} "
+        return f"{layer}{expert}{self.role}"
+
+
+def expert_file_name(layer: int, expert: int) -> str:
+    return f"expert_{layer}_{expert}.bin"
+
+
+def precision_of(role: Role, precision: Precision) -> Precision:
+    """The precision that a section of this role has in a pack of `precision`."""
+    return "fp32" if role in FP32_ROLES else precision
+
+
+def dense_tensors(hyper: Hyperparameters, layers: Iterable[Layer]) -> Iterator[Tensor]:
+    """Everything that is not a routed expert, in the order of dense.bin."""
+    d = hyper.hidden
+    yield Tensor("embedding", None, None, (hyper.vocab_size, d))
+    if not hyper.tied_head:
+        yield Tensor("head", None, None, (hyper.vocab_size, d))
+    yield Tensor("final_norm", None, None, (1, d))
+    for index, layer in enumerate(layers):
+        yield from _layer_tensors(hyper, index, layer)
+
+
+def _layer_tensors(hyper: Hyperparameters, index: int, layer: Layer) -> Iterator[Tensor]:
+    d = hyper.hidden
+    q = hyper.heads * hyper.head_dim
+    qkv = q + 2 * hyper.kv_heads * hyper.head_dim
+    yield Tensor("attn_norm", index, None, (1, d))
+    yield Tensor("qkv", index, None, (qkv, d))
+    if hyper.qkv_bias:
+        yield Tensor("qkv_bias", index, None, (1, qkv))
+    yield Tensor("out", index, None, (d, q))
+    yield Tensor("ffn_norm", index, None, (1, d))
+    if layer.ffn == "moe":
+        yield Tensor("router", index, None, (layer.experts, d))
+        if layer.shared_gated:
+            yield Tensor("shared_gate", index, None, (1, d))
+    if layer.shared_width:
+        for role in EXPERT_ROLES:
+            yield Tensor(role, index, None, (layer.shared_width, d))
+
+
+def expert_tensors(hidden: int, layer: int, expert: int, width: int) -> tuple[Tensor, ...]:
+    """The three matrices of one routed expert, in the order of its file."""
+    return tuple(Tensor(role, layer, expert, (width, hidden)) for role in EXPERT_ROLES)
+
+
+def place(tensors: Iterable[Tensor], precision: Precision) -> tuple[Section, ...]:
+    """Sections for the tensors of one file, each 256-aligned, in the given order."""
+    sections = []
+    offset = 0
+    for tensor in tensors:
+        kind = precision_of(tensor.role, precision)
+        size = tensor.shape[0] * tensor.shape[1] * ELEMENT_BYTES[kind]
+        sections.append(
+            Section(
+                role=tensor.role,
+                offset=offset,
+                bytes=size,
+                precision=kind,
+                shape=tensor.shape,
+                layer=tensor.layer if tensor.expert is None else None,
+            )
+        )
+        offset = align(offset + size, SECTION_ALIGNMENT)
+    return tuple(sections)
+
+
+def planned_files(hyper: Hyperparameters, layers: Iterable[Layer], precision: Precision) -> tuple[PackFile, ...]:
+    """dense.bin and one file per routed expert, with sections and sizes but without checksums."""
+    table = tuple(layers)
+    files = [_file(DENSE_FILE, place(dense_tensors(hyper, table), precision))]
+    seen: set[str] = set()
+    for index, layer in enumerate(table):
+        for expert, name in enumerate(layer.expert_files):
+            if name not in seen:
+                seen.add(name)
+                files.append(
+                    _file(name, place(expert_tensors(hyper.hidden, index, expert, layer.expert_width), precision))
+                )
+    return tuple(files)
+
+
+def _file(name: str, sections: tuple[Section, ...]) -> PackFile:
+    return PackFile(name=name, bytes=sections[-1].offset + sections[-1].bytes, sections=sections)
+
+
+def align(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
