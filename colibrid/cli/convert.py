@@ -1,0 +1,46 @@
+"""`colibrid convert SRC DST`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from colibrid.cli.progress import Progress
+from colibrid.config.sizes import format_bytes
+from colibrid.engine.library import Library
+from colibrid.model import convert as conversion
+
+
+@click.command(short_help="Make a pack from a Hugging Face checkpoint.")
+@click.argument("src", metavar="SRC")
+@click.argument("dst", metavar="DST")
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "fp32", "fp16", "bf16"]),
+    default="auto",
+    show_default=True,
+    help="Precision of the weights; auto: as in the checkpoint.",
+)
+@click.option("--name", metavar="NAME", help="Default model id; else the name of the folder SRC.")
+@click.option("--quiet", "-q", is_flag=True, help="No progress bar.")
+def convert(src: str, dst: str, dtype: Literal["auto", "fp32", "fp16", "bf16"], name: str | None, quiet: bool) -> None:
+    """Make the pack DST from the Hugging Face checkpoint in the folder SRC.
+
+    An interrupted conversion is resumed by the same command; DST appears only when it is complete.
+    """
+    progress = Progress("converting")
+    try:
+        manifest = conversion.convert(
+            Path(src),
+            Path(dst),
+            dtype,
+            None if quiet else progress,
+            crc32c=Library().crc32c,
+            name=name,
+        )
+    finally:
+        progress.close()
+    size = sum(file.bytes for file in manifest.files)
+    print(f"{dst}: {manifest.family}, {manifest.precision}, {format_bytes(size)} in {len(manifest.files)} files")

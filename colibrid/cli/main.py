@@ -1,0 +1,84 @@
+"""The command line's front door: finds the verb, and turns errors into one clear line and an exit code.
+
+Exit codes: 0 done · 1 failed · 2 wrong usage · 78 configuration or model wrong (a service manager should not restart)
+· 130 interrupted. Verbs are imported when called, so that `colibrid --help` stays fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import click
+
+from colibrid import __version__
+from colibrid.errors import ColibridError, ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXIT_FAILED = 1
+EXIT_CONFIG = 78
+EXIT_INTERRUPTED = 130
+
+# verb -> (module, one line of help)
+_VERBS = {
+    "serve": ("colibrid.cli.serve", "Serve a model over the OpenAI API."),
+    "complete": ("colibrid.cli.complete", "Continue a prompt once, without a server."),
+    "convert": ("colibrid.cli.convert", "Make a pack from a Hugging Face checkpoint."),
+    "inspect": ("colibrid.cli.inspect", "Show what a model is and what it needs."),
+    "bench": ("colibrid.cli.bench", "Measure the speed of this machine."),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a verb only when it is called."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _VERBS:
+            return None
+        command = getattr(import_module(_VERBS[name][0]), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in _VERBS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="colibrid", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Colibrid serves Mixture-of-Experts language models over the OpenAI API.
+
+    `colibrid serve` without a model serves the small one that comes with the package.
+    """
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of one command line. Errors that a user can cause become lines on stderr, never a traceback."""
+    try:
+        result = cli.main(args=list(arguments), prog_name="colibrid", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except ColibridError as error:
+        for line in str(error).splitlines():
+            print(f"colibrid: {line}", file=sys.stderr)
+        return EXIT_CONFIG if isinstance(error, ConfigError | ModelError) else EXIT_FAILED
+    except BrokenPipeError:  # `colibrid inspect | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """The `colibrid` script."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""Options that several verbs share, and how they become settings.
+
+Values stay text here: bounds and types are declared once, in config/settings, and checked by config/load.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from colibrid.config.load import Override, load
+from colibrid.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from colibrid.config.environment import Environment
+    from colibrid.config.load import Loaded
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+
+# parameter -> (setting, option names, metavar, help)
+_SERVER = {
+    "host": ("server.host", ("--host",), "ADDRESS", "Address to bind."),
+    "port": ("server.port", ("--port",), "PORT", "Port to bind; 0: any free one."),
+    "api_key_file": ("server.api_key_file", ("--api-key-file",), "FILE", "Keys that clients must send, one a line."),
+    "served_name": ("model.served_name", ("--served-model-name",), "NAME", "Model id in the API."),
+    "slots": ("batch.slots", ("--max-batch-size",), "N", "Requests computed together, at most 64."),
+}
+_ENGINE = {
+    "device": ("engine.device", ("--device",), "DEVICE", "auto, cpu or cuda; this version serves from the CPU."),
+    "experts": ("experts.per_token", ("--expert-capacity",), "K", "Experts that a token may use."),
+    "seq_len": ("model.max_seq_len", ("--max-seq-len", "--max-model-len"), "TOKENS", "Prompt + output of a request."),
+    "fraction": (
+        "memory.device_fraction",
+        ("--gpu-memory-utilization",),
+        "FRACTION",
+        "The most of the device's memory to use (CPU: of the available RAM).",
+    ),
+}
+
+
+def engine_options(function: _F) -> _F:
+    """--config, --set and the options of the engine."""
+    function = click.option(
+        "--set", "sets", multiple=True, metavar="SECTION.KEY=VALUE", help="Any setting of the configuration file."
+    )(function)
+    for parameter in reversed(_ENGINE):
+        function = _option(parameter, *_ENGINE[parameter])(function)
+    return click.option("--config", "config_file", metavar="FILE", help="YAML; see conf/colibrid.yaml for all keys.")(
+        function
+    )
+
+
+def server_options(function: _F) -> _F:
+    """The options of the daemon, beyond the engine's."""
+    for parameter in reversed(_SERVER):
+        function = _option(parameter, *_SERVER[parameter])(function)
+    return function
+
+
+def load_settings(
+    environment: Environment, config_file: str | None, sets: Sequence[str], given: Mapping[str, str | None]
+) -> Loaded:
+    """Settings from all sources; `given` holds option parameters by name, None where absent."""
+    overrides = []
+    for assignment in sets:  # named options come later and win
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {assignment!r}: write it as section.key=value")
+        overrides.append(Override(key.strip(), text, "--set"))
+    known = _ENGINE | _SERVER
+    for parameter, value in given.items():
+        if value is not None:
+            setting, names, _, _ = known[parameter]
+            overrides.append(Override(setting, value, names[0]))
+    path = Path(config_file) if config_file is not None else environment.config_file
+    return load(path, environment.settings, overrides)
+
+
+def with_model(loaded: Loaded, model: str | None) -> str | None:
+    """The model to use: the command line's, else the settings'; None for the bundled one."""
+    return model if model is not None else loaded.settings.model.path
+
+
+def _option(parameter: str, _setting: str, names: tuple[str, ...], metavar: str, text: str) -> Callable[[_F], _F]:
+    return click.option(*names, parameter, metavar=metavar, help=text)
