@@ -62,8 +62,8 @@ typedef struct clb_pool_tier_config {
   uint64_t base;        /* address of the first byte, host or device */
   uint64_t bytes;       /* rounded down to a multiple of page_bytes; 0 = the tier is empty */
   uint32_t page_bytes;  /* power of two, CLB_POOL_MIN_PAGE .. CLB_POOL_MAX_PAGE */
-  uint32_t node_count;  /* most blocks, free ones included; 2 * live + 1 is enough, 3 * live + 1 when an
-                           alignment above page_bytes is used; at least 1 */
+  uint32_t node_count;  /* most blocks, free ones included, >= 1; 2 * (most used blocks at a time) + 1 is always enough,
+                           because no two free blocks are neighbours */
   clb_pool_node* nodes; /* (node_count), owned by the caller until close, host memory */
 } clb_pool_tier_config;
 

@@ -4,9 +4,9 @@
  * select, per token (a token's result depends on no other token):
  *   1. k = policy.k, or the layer's own for 0. The k largest logits, largest first, ties to the lowest expert index.
  *      The logits decide, not the rounded scores: both score functions are monotone.
- *   2. scores: softmax over all experts, exp(l - max) / sum, sum in index order; or sigmoid.
- *   3. threshold t > 0: an expert stays iff its score >= t * the largest score. For softmax that is decided as
- *      l - max >= logf(t), so that host and device agree to the bit. Rank 0 always stays.
+ *   2. scores: softmax over all experts, exp(l - max) / sum, sum in index order; or sigmoid (exact_math.h).
+ *   3. threshold t > 0: an expert stays iff its score >= t * the largest score; for softmax the division by the sum is
+ *      left out: exp(l - max) >= t, so that host and device agree to the bit. Rank 0 always stays.
  *   4. renormalise: divide by the sum of the kept scores, in rank order.  5. times routed_scale.
  *   So k and threshold mean what the checkpoint does with a smaller num_experts_per_tok.
  * bucket, per step:
