@@ -131,3 +131,13 @@ def _file(name: str, sections: tuple[Section, ...]) -> PackFile:
 
 def align(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def packed(file: PackFile) -> PackFile:
+    """The same file with no gaps between its sections."""
+    sections = []
+    offset = 0
+    for section in file.sections:
+        sections.append(msgspec.structs.replace(section, offset=offset))
+        offset += section.bytes
+    return msgspec.structs.replace(file, bytes=offset, sections=tuple(sections))

@@ -14,7 +14,7 @@ PACK_VERSION = 1
 Precision = Literal["fp32", "fp16", "bf16"]
 Layout = Literal["flat"]
 Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
-Size = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Role = Literal[
     "embedding", "head", "final_norm", "attn_norm", "qkv", "qkv_bias", "out", "ffn_norm", "router", "shared_gate",
     "gate", "up", "down",

@@ -1,0 +1,171 @@
+"""Whether a Manifest makes sense by itself: limits, shapes, bounds, and exactly the tensors that the model needs. Pure.
+
+The limits are those of engine_c/include/colibri.h. The engine checks every number again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from colibrid.errors import ModelError
+from colibrid.model import layout
+from colibrid.model.families.base import (
+    MAX_EXPERTS,
+    MAX_EXPERTS_PER_TOKEN,
+    MAX_LAYERS,
+    MAX_POSITIONS,
+    MAX_VOCAB,
+    MAX_WIDTH,
+)
+
+if TYPE_CHECKING:
+    from colibrid.model.layout import Tensor
+    from colibrid.model.manifest import Hyperparameters, Layer, Manifest, PackFile, Section
+
+CRC_BLOCK = 1 << 20
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """ModelError naming the field or file, what was expected and what was found."""
+    _check_hyperparameters(manifest.hyperparameters)
+    if not 1 <= len(manifest.layers) <= MAX_LAYERS:
+        raise ModelError(f"layers has {len(manifest.layers)} rows, expected 1 to {MAX_LAYERS}")
+    for index, layer in enumerate(manifest.layers):
+        _check_layer(index, layer)
+    files = {file.name: file for file in manifest.files}
+    if len(files) != len(manifest.files):
+        twice = next(name for name, count in Counter(file.name for file in manifest.files).items() if count > 1)
+        raise ModelError(f"files names {twice} twice")
+    for file in manifest.files:
+        _check_file(file)
+    _check_experts(manifest, files)
+    _check_dense(manifest)
+    vocabulary = manifest.hyperparameters.vocab_size
+    if any(token >= vocabulary for token in manifest.text.eos_token_ids):
+        raise ModelError(f"text.eos_token_ids {list(manifest.text.eos_token_ids)}: expected ids below {vocabulary}")
+
+
+def _bounded(field: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ModelError(f"{field} is {value}, expected {low} to {high}")
+
+
+def _check_hyperparameters(hyper: Hyperparameters) -> None:
+    for field, value, high in (
+        ("vocab_size", hyper.vocab_size, MAX_VOCAB),
+        ("hidden", hyper.hidden, MAX_WIDTH),
+        ("heads", hyper.heads, 4096),
+        ("kv_heads", hyper.kv_heads, hyper.heads),
+        ("head_dim", hyper.head_dim, 256),
+        ("max_positions", hyper.max_positions, MAX_POSITIONS),
+    ):
+        _bounded(f"hyperparameters.{field}", value, 1, high)
+    if hyper.heads % hyper.kv_heads:
+        raise ModelError(f"hyperparameters.heads {hyper.heads} is not a multiple of kv_heads {hyper.kv_heads}")
+    if hyper.head_dim % 2:
+        raise ModelError(f"hyperparameters.head_dim is {hyper.head_dim}, expected an even number")
+    if len(hyper.rope_inv_freq) != hyper.head_dim // 2:
+        raise ModelError(
+            f"hyperparameters.rope_inv_freq has {len(hyper.rope_inv_freq)} values, expected {hyper.head_dim // 2}"
+        )
+    positive = (hyper.rms_norm_eps, hyper.rope_scale, hyper.attention_scale, *hyper.rope_inv_freq)
+    if not all(math.isfinite(value) and 0 < value < 1e9 for value in positive):
+        raise ModelError(
+            "hyperparameters: rms_norm_eps, rope_scale, attention_scale and rope_inv_freq must be positive"
+        )
+
+
+def _check_layer(index: int, layer: Layer) -> None:
+    where = f"layers[{index}]"
+    _bounded(f"{where}.shared_width", layer.shared_width, 1 if layer.ffn == "dense" else 0, MAX_WIDTH)
+    if layer.window:
+        raise ModelError(f"{where}.window is {layer.window}: attention windows are not supported, expected 0")
+    if not math.isfinite(layer.routed_scale):
+        raise ModelError(f"{where}.routed_scale is not finite")
+    if layer.ffn == "dense":
+        if layer.experts or layer.experts_per_token or layer.expert_width or layer.expert_files or layer.shared_gated:
+            raise ModelError(f"{where} is dense, so experts, expert_files and shared_gated do not belong there")
+        return
+    _bounded(f"{where}.experts", layer.experts, 1, MAX_EXPERTS)
+    _bounded(f"{where}.experts_per_token", layer.experts_per_token, 1, min(layer.experts, MAX_EXPERTS_PER_TOKEN))
+    _bounded(f"{where}.expert_width", layer.expert_width, 1, MAX_WIDTH)
+    if layer.shared_gated and not layer.shared_width:
+        raise ModelError(f"{where}.shared_gated is true without a shared_width")
+    if len(layer.expert_files) != layer.experts:
+        raise ModelError(f"{where}.expert_files names {len(layer.expert_files)} files, expected {layer.experts}")
+
+
+def _check_file(file: PackFile) -> None:
+    """Sections inside the file, of the right size, aligned to their elements, without overlap."""
+    if not file.sections:
+        raise ModelError(f"{file.name}: has no sections")
+    end_of_last = 0
+    for section in sorted(file.sections, key=lambda s: s.offset):
+        where = f"{file.name}: section {_label(section)}"
+        element = layout.ELEMENT_BYTES[section.precision]
+        rows, cols = section.padded_shape or section.shape
+        if section.padded_shape is not None and section.padded_shape != section.shape:
+            raise ModelError(f"{where}: layout flat has no padding, padded_shape must equal shape")
+        if section.bytes != rows * cols * element or not section.bytes:
+            raise ModelError(
+                f"{where}: {rows * cols * element} bytes expected for ({rows}, {cols}), {section.bytes} found"
+            )
+        if section.offset % element:
+            raise ModelError(f"{where}: offset {section.offset} is not a multiple of {element}")
+        if section.offset < end_of_last:
+            raise ModelError(f"{where}: overlaps the section before it")
+        end_of_last = section.offset + section.bytes
+        if end_of_last > file.bytes:
+            raise ModelError(f"{where}: ends at byte {end_of_last}, but the file has {file.bytes}")
+        if section.scales is not None or section.zero_points is not None:
+            raise ModelError(f"{where}: scales and zero_points are not supported yet")
+    blocks = -(-file.bytes // CRC_BLOCK)
+    if file.crc32c is not None and len(file.crc32c) != blocks:
+        raise ModelError(f"{file.name}: {len(file.crc32c)} crc32c values found, {blocks} expected, one per started MiB")
+    if file.sha256 is not None and (len(file.sha256) != 64 or not set(file.sha256) <= set("0123456789abcdef")):
+        raise ModelError(f"{file.name}: sha256 is not 64 hexadecimal digits")
+
+
+def _label(section: Section) -> str:
+    return section.role if section.layer is None else f"{section.role} of layer {section.layer}"
+
+
+def _check_experts(manifest: Manifest, files: dict[str, PackFile]) -> None:
+    """Every expert's file holds gate, up and down of the layer's width."""
+    for index, layer in enumerate(manifest.layers):
+        for expert, name in enumerate(layer.expert_files):
+            file = files.get(name)
+            if file is None:
+                raise ModelError(f"layers[{index}].expert_files names {name}, which is not in files")
+            wanted = layout.expert_tensors(manifest.hyperparameters.hidden, index, expert, layer.expert_width)
+            if tuple(section.role for section in file.sections) != layout.EXPERT_ROLES:
+                raise ModelError(f"{name}: sections must be gate, up and down, in this order")
+            for tensor, section in zip(wanted, file.sections, strict=True):
+                _same_shape(name, tensor, section)
+
+
+def _check_dense(manifest: Manifest) -> None:
+    """The other files hold each remaining tensor once, and nothing else."""
+    experts = {name for layer in manifest.layers for name in layer.expert_files}
+    wanted = {(t.role, t.layer): t for t in layout.dense_tensors(manifest.hyperparameters, manifest.layers)}
+    for file in manifest.files:
+        if file.name in experts:
+            continue
+        for section in file.sections:
+            tensor = wanted.pop((section.role, section.layer), None)
+            if tensor is None:
+                raise ModelError(f"{file.name}: section {_label(section)} is there twice or not part of the model")
+            _same_shape(file.name, tensor, section)
+    if wanted:
+        raise ModelError(f"section {next(iter(wanted.values())).label()} is in no file ({len(wanted)} missing)")
+
+
+def _same_shape(file: str, tensor: Tensor, section: Section) -> None:
+    if section.shape != tensor.shape:
+        raise ModelError(
+            f"{file}: {tensor.label()} has shape {list(section.shape)}, expected {list(tensor.shape)} by hyperparameters"
+        )
+    if tensor.role in layout.FP32_ROLES and section.precision != "fp32":
+        raise ModelError(f"{file}: {tensor.label()} is {section.precision}, expected fp32")
