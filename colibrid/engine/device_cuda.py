@@ -1,0 +1,389 @@
+"""The CUDA device as the worker sets it up, once, before C takes over: context, stream, arena, modules, host mappings.
+
+The only file that imports cuda.bindings, and only when a device is asked for. After "ready" nothing here makes a
+CUDA call until close. Everything that fails says in one line what is wrong and what to do.
+
+    probe(0)                      -> DeviceInfo, or DeviceError
+    with CudaDevice.open(0) as d:
+        d.take_arena(bytes)       -> device address, 512-aligned; once
+        d.load(cubins, expected)  -> {kernel name: CUfunction}
+        d.map_host(address, n)    -> device address of memory of ours (a memfd mapping), page-locked
+        d.pinned(n)               -> HostMemory: page-locked and mapped, from the driver
+        d.entries()               -> CudaEntries for clb_driver_cuda_init
+
+All addresses and handles are plain integers. Not thread-safe: the worker's main thread owns the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from colibrid.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+ABI_VERSION = 1  # CLB_ABI_VERSION of colibri.h
+DRIVER_API = 13000  # entry points are asked for in their CUDA 13.0 form
+MINIMUM_CAPABILITY = (8, 0)
+CPU_HINT = "or run with --device cpu"
+
+ENTRY_NAMES = (
+    "cuCtxSetCurrent",
+    "cuLaunchKernelEx",
+    "cuMemcpyHtoDAsync",
+    "cuMemcpyDtoHAsync",
+    "cuMemsetD8Async",
+    "cuStreamSynchronize",
+    "cuStreamQuery",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventElapsedTime",
+    "cuEventDestroy",
+    "cuStreamBeginCapture",
+    "cuStreamEndCapture",
+    "cuGraphInstantiate",
+    "cuGraphUpload",
+    "cuGraphLaunch",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGetErrorName",
+)
+
+
+class DeviceError(EngineError):
+    """No GPU, one that cannot serve, or a failing driver call. The message is one line with its remedy."""
+
+
+class CudaEntries(ctypes.Structure):
+    """clb_cuda_entries of engine_c/src/driver.h; must stay alive while C uses the driver."""
+
+    _fields_ = (
+        ("abi_version", ctypes.c_uint32),
+        ("struct_bytes", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ENTRY_NAMES),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    index: int
+    name: str
+    capability: tuple[int, int]
+    driver_api: int  # 13000 = CUDA 13.0
+    total_bytes: int
+    multiprocessors: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Page-locked host memory: `address` for the CPU, `device_address` for kernels."""
+
+    address: int
+    device_address: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleImage:
+    """One file of a cubin folder."""
+
+    file: str
+    source: str
+    arch: str
+    kind: str
+    sha256: str
+
+
+def probe(index: int = 0) -> DeviceInfo:
+    """What GPU `index` is. DeviceError iff there is no driver, no such GPU, or one that cannot serve."""
+    driver = _load_bindings()
+    _init(driver)
+    return _inspect(driver, index)
+
+
+def choose_images(images: list[ModuleImage], capability: tuple[int, int]) -> tuple[list[ModuleImage], bool]:
+    """One image per source for this capability, and whether PTX had to be taken.
+
+    A cubin for X.Y runs on X.Z with Z >= Y; an "a" cubin on X.Y alone. DeviceError iff a source has no image at all.
+    """
+    chosen: list[ModuleImage] = []
+    fallback = False
+    for source in sorted({image.source for image in images}):
+        mine = [image for image in images if image.source == source]
+        fitting = [image for image in mine if image.kind == "cubin" and _fits(image.arch, capability)]
+        if fitting:
+            chosen.append(max(fitting, key=lambda image: _arch(image.arch)))
+            continue
+        ptx = [image for image in mine if image.kind == "ptx"]
+        if not ptx:
+            raise DeviceError(
+                f"kernels: no image of {source} for compute capability {capability[0]}.{capability[1]}; "
+                f"rebuild them with `make cubins`, {CPU_HINT}"
+            )
+        chosen.append(ptx[0])
+        fallback = True
+    return chosen, fallback
+
+
+@dataclass(slots=True)
+class CudaDevice:
+    """Owns the context, stream, arena, modules and host mappings of one GPU; close() undoes them in reverse."""
+
+    info: DeviceInfo
+    context: int
+    stream: int
+    arena: int = 0
+    arena_bytes: int = 0
+    warn: Callable[[str], None] = field(default=lambda _: None)
+    _driver: Any = None
+    _undo: list[Callable[[], object]] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, index: int = 0, *, warn: Callable[[str], None] = lambda _: None) -> Self:
+        """Make GPU `index` current in this thread. `warn` gets one line when something works but slowly."""
+        driver = _load_bindings()
+        _init(driver)
+        info = _inspect(driver, index)
+        device = _call(driver, "cuDeviceGet", index)
+        device_context = _call(driver, "cuDevicePrimaryCtxRetain", device)
+        self = cls(info=info, context=int(device_context), stream=0, warn=warn, _driver=driver)
+        self._undo.append(lambda: driver.cuDevicePrimaryCtxRelease(device))
+        try:
+            _call(driver, "cuCtxSetCurrent", device_context)
+            stream = _call(driver, "cuStreamCreate", int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+            self.stream = int(stream)
+            self._undo.append(lambda: driver.cuStreamDestroy(stream))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def take_arena(self, size: int) -> int:
+        """The device's one allocation. DeviceError iff it does not fit, with both numbers."""
+        if self.arena:
+            raise DeviceError(
+                f"the arena was already taken ({self.arena_bytes} bytes); this is a bug, please report it"
+            )
+        free, _ = _call(self._driver, "cuMemGetInfo")
+        if size > free:
+            raise DeviceError(
+                f"GPU {self.info.index} ({self.info.name}): {size >> 20} MiB are needed and {int(free) >> 20} MiB are free; "
+                "lower batch.slots or model.max_seq_len, or stop other programs that use this GPU"
+            )
+        address = _call(self._driver, "cuMemAlloc", size)
+        self._undo.append(lambda: self._driver.cuMemFree(address))
+        self.arena, self.arena_bytes = int(address), size
+        return self.arena
+
+    def load(self, folder: Path, expected: Mapping[str, int], *, kernels_abi: int) -> dict[str, int]:
+        """Load the kernels of `folder` (kernels_cu/build.py wrote it); {name: CUfunction} for every name in `expected`.
+
+        expected: kernel name -> bytes of its argument struct as C knows it. DeviceError iff the manifest is for another
+        CLB_KERNELS_ABI, a file's sha256 differs, a kernel is missing, or the driver reports another argument size.
+        """
+        try:
+            manifest = json.loads((folder / "manifest.json").read_bytes())
+            images = [
+                ModuleImage(**{name: entry[name] for name in ModuleImage.__dataclass_fields__})
+                for entry in manifest["images"]
+            ]
+            abi = manifest["abi_version"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DeviceError(
+                f"kernels: manifest.json is missing or broken ({error}); rebuild them with `make cubins`"
+            ) from error
+        if abi != kernels_abi:
+            raise DeviceError(
+                f"kernels: manifest.json is for kernel ABI {abi}, this engine has {kernels_abi}; "
+                "rebuild them with `make cubins`"
+            )
+        chosen, fallback = choose_images(images, self.info.capability)
+        if fallback:
+            major, minor = self.info.capability
+            self.warn(
+                f"no cubin for compute capability {major}.{minor}: the driver compiles PTX for sm_80 now, which starts "
+                f"slower and runs slower; build with `python3 kernels_cu/build.py --all`"
+            )
+        modules = [self._load_image(folder, image) for image in chosen]
+        return {name: self._function(modules, name, size) for name, size in expected.items()}
+
+    def map_host(self, address: int, size: int) -> int:
+        """Page-lock memory of ours (address and size multiples of 4096) and return its device address.
+
+        The mapping behind `address` must outlive this device.
+        """
+        if address % 4096 or size % 4096 or size <= 0:
+            raise DeviceError(
+                f"cannot map {size} bytes at offset {address % 4096} of a page: both must be multiples of 4096"
+            )
+        flags = int(self._driver.CU_MEMHOSTREGISTER_DEVICEMAP)
+        _call(self._driver, "cuMemHostRegister", address, size, flags)
+        self._undo.append(lambda: self._driver.cuMemHostUnregister(address))
+        return int(_call(self._driver, "cuMemHostGetDevicePointer", address, 0))
+
+    def pinned(self, size: int) -> HostMemory:
+        """Zeroed page-locked memory for staging and for the device's messages."""
+        address = int(_call(self._driver, "cuMemHostAlloc", size, int(self._driver.CU_MEMHOSTALLOC_DEVICEMAP)))
+        self._undo.append(lambda: self._driver.cuMemFreeHost(address))
+        ctypes.memset(address, 0, size)
+        return HostMemory(address, int(_call(self._driver, "cuMemHostGetDevicePointer", address, 0)), size)
+
+    def entries(self) -> CudaEntries:
+        """Addresses of the driver's functions for C."""
+        table = CudaEntries(abi_version=ABI_VERSION, struct_bytes=ctypes.sizeof(CudaEntries), context=self.context)
+        for name in ENTRY_NAMES:
+            address, _ = _call(self._driver, "cuGetProcAddress", name.encode(), DRIVER_API, 0)
+            if not int(address):
+                raise DeviceError(f"the NVIDIA driver has no {name}; update it to version 580 or newer, {CPU_HINT}")
+            setattr(table, name, int(address))
+        return table
+
+    def synchronise(self) -> None:
+        """Wait until everything in the stream is done. DeviceError iff something in it failed."""
+        _call(self._driver, "cuStreamSynchronize", self.stream)
+
+    def close(self) -> None:
+        """Undo everything in reverse order. Idempotent; errors are ignored, for the process is about to end."""
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _load_image(self, folder: Path, image: ModuleImage) -> Any:
+        try:
+            data = (folder / image.file).read_bytes()
+        except OSError as error:
+            raise DeviceError(
+                f"kernels: {image.file} cannot be read ({error}); rebuild them with `make cubins`"
+            ) from error
+        if hashlib.sha256(data).hexdigest() != image.sha256:
+            raise DeviceError(
+                f"kernels: {image.file} is not the file that manifest.json names; rebuild with `make cubins`"
+            )
+        module = _call(self._driver, "cuModuleLoadData", data + b"\0")  # PTX is a C string; a cubin ignores the byte
+        self._undo.append(lambda: self._driver.cuModuleUnload(module))
+        return module
+
+    def _function(self, modules: list[Any], name: str, size: int) -> int:
+        success = self._driver.CUresult.CUDA_SUCCESS
+        for module in modules:
+            status, function = self._driver.cuModuleGetFunction(module, name.encode())
+            if status == success:
+                break
+        else:
+            raise DeviceError(f"kernels: no image has a kernel {name}; rebuild them with `make cubins`")
+        _, actual = _call(self._driver, "cuFuncGetParamInfo", function, 0)
+        extra, *_ = self._driver.cuFuncGetParamInfo(function, 1)
+        if int(actual) != size or extra == success:
+            raise DeviceError(
+                f"kernels: {name} takes {'several parameters' if extra == success else f'{int(actual)} bytes'}, the engine "
+                f"passes one struct of {size}; rebuild them with `make cubins`"
+            )
+        return int(function)
+
+
+def _load_bindings() -> Any:
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise DeviceError(
+            f"no GPU: cuda-bindings is not installed; pip install 'colibrid[cuda]', {CPU_HINT}"
+        ) from error
+
+
+def _init(driver: Any) -> None:
+    """Call cuInit and check the driver's version. Without libcuda the bindings raise instead of answering."""
+    try:
+        (status,) = driver.cuInit(0)
+    except Exception as error:
+        raise DeviceError(
+            f"no GPU: NVIDIA's driver (libcuda.so.1) was not found; install driver 580 or newer, {CPU_HINT}"
+        ) from error
+    if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
+        raise DeviceError(f"no GPU: the driver sees none; check nvidia-smi and CUDA_VISIBLE_DEVICES, {CPU_HINT}")
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"no GPU: cuInit answered {_name(driver, status)}; check nvidia-smi, {CPU_HINT}")
+    version = int(_call(driver, "cuDriverGetVersion"))
+    if version < DRIVER_API:
+        raise DeviceError(
+            f"the NVIDIA driver supports CUDA {version // 1000}.{version % 1000 // 10}, 13.0 is needed; "
+            f"update it to version 580 or newer, {CPU_HINT}"
+        )
+
+
+def _inspect(driver: Any, index: int) -> DeviceInfo:
+    count = int(_call(driver, "cuDeviceGetCount"))
+    if not 0 <= index < count:
+        raise DeviceError(f"GPU {index} does not exist: this machine has {count}; choose 0 to {count - 1}")
+    device = _call(driver, "cuDeviceGet", index)
+    attribute = driver.CUdevice_attribute
+
+    def read(name: str) -> int:
+        return int(_call(driver, "cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
+
+    capability = (read("COMPUTE_CAPABILITY_MAJOR"), read("COMPUTE_CAPABILITY_MINOR"))
+    name = bytes(_call(driver, "cuDeviceGetName", 128, device)).split(b"\0", 1)[0].decode()
+    if capability < MINIMUM_CAPABILITY:
+        raise DeviceError(
+            f"GPU {index} ({name}) has compute capability {capability[0]}.{capability[1]}, "
+            f"8.0 or newer is needed; choose another GPU, {CPU_HINT}"
+        )
+    total = int(_call(driver, "cuDeviceTotalMem", device))
+    return DeviceInfo(
+        index=index,
+        name=name,
+        capability=capability,
+        driver_api=int(_call(driver, "cuDriverGetVersion")),
+        total_bytes=total,
+        multiprocessors=read("MULTIPROCESSOR_COUNT"),
+    )
+
+
+def _call(driver: Any, name: str, *arguments: Any) -> Any:
+    """One driver call: its value, its tuple of values, or None. DeviceError iff it fails."""
+    status, *values = getattr(driver, name)(*arguments)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"{name} answered {_name(driver, status)}; {_remedy(driver, status)}")
+    if not values:
+        return None
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _name(driver: Any, status: Any) -> str:
+    found, name = driver.cuGetErrorName(status)
+    return name.decode() if found == driver.CUresult.CUDA_SUCCESS else f"error {int(status)}"
+
+
+def _remedy(driver: Any, status: Any) -> str:
+    result = driver.CUresult
+    remedies = {
+        result.CUDA_ERROR_OUT_OF_MEMORY: "stop other programs that use this GPU, or lower batch.slots",
+        result.CUDA_ERROR_DEVICE_UNAVAILABLE: "another process holds this GPU exclusively; stop it or choose another GPU",
+        result.CUDA_ERROR_NO_BINARY_FOR_GPU: "these kernels are for another GPU; rebuild them with `make cubins`",
+        result.CUDA_ERROR_UNSUPPORTED_PTX_VERSION: "update the NVIDIA driver to version 580 or newer",
+    }
+    return str(remedies.get(status, f"check nvidia-smi and the kernel log, {CPU_HINT}"))
+
+
+def _arch(name: str) -> tuple[int, int, bool]:
+    """("sm_90a") -> (9, 0, True); the minor is the last digit."""
+    digits = name.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")
+    return int(digits[:-1]), int(digits[-1]), not name[-1].isdigit()
+
+
+def _fits(name: str, capability: tuple[int, int]) -> bool:
+    major, minor, exact = _arch(name)
+    return (major, minor) == capability if exact else major == capability[0] and minor <= capability[1]

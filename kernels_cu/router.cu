@@ -1,0 +1,252 @@
+/*
+ * router.cu: which experts each token uses, and which tokens each expert gets.
+ *
+ * Operation  clb_router_fp32: per token, the k best of E logits (ties: the lowest index), less those whose
+ *            score is below threshold * the best score; weights = score / sum of all scores (softmax), or the
+ *            sigmoid itself; divided by the sum of the kept ones when renormalise is set; times routed_scale.
+ *            A token with a NaN or infinite logit keeps nothing (kept 0).
+ *            clb_bucket: counts[E], offsets[E + 1] and the token list of every expert, each list by token.
+ * Reference  engine_c/src/routing.c, its host twin: indices, kept, counts, offsets and lists are equal bit by
+ *            bit for equal logits (selection compares logits, the threshold uses exact_math.h); weights
+ *            within 1e-6.
+ * Shapes     abi.h, at each pointer. T tokens, read from device memory; E <= 512 experts; K <= 16 ranks.
+ * Grid       both: ceil(max_tokens / 64) blocks of 512 threads. A warp takes one token at a time, its scores stay in
+ *            registers; a block takes 64 tokens, so that a decode step is one block, and writes one row of counts.
+ *            clb_bucket's blocks each add up the rows before their own (integers: no order to keep).
+ * Needs      sm_80 (redux.sync). sm_90: griddepcontrol, so that both may hang on programmatic edges.
+ * Roofline   T = 8192, E = 128, K = 8: reads 4.2 MB logits, writes 1.1 MB and 64 KB counts; clb_bucket reads
+ *            0.3 MB + B x B x E x 4 = 8.4 MB (L2), writes 0.5 MB. About 6 MB of memory traffic = 1.4 us at
+ *            4.3 TB/s; 2 x 8 redux and 8 x 4 compares a token, 16 warps a block, one block a multiprocessor:
+ *            issue-bound near 4 us. Target: 12 us for both (goal of the routing: 20 us).
+ *            Measured: bench/results/ (bench/gpu_check.sh).
+ * Not here   capacity (max_tokens_per_expert): drops are decided over the whole batch, on the host twin only.
+ */
+#include "../engine_c/src/exact_math.h"
+#include "abi.h"
+
+#define WARP 32u
+#define FULL 0xffffffffu
+#define WARPS (CLB_ROUTER_THREADS / WARP)
+#define MAX_PER_LANE (CLB_ROUTER_MAX_EXPERTS / WARP)
+
+/* Wait for the grids that this one depends on: before it, nothing that another kernel writes may be read. */
+static __device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Let dependent grids start their prologue; their own wait still covers all that this grid writes. */
+static __device__ __forceinline__ void release_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/* Order of finite floats as order of unsigned integers above 0; -0 and +0 are equal. */
+static __device__ __forceinline__ uint32_t key_of(float value) {
+  const uint32_t bits = __float_as_uint(value + 0.0f);
+  return (bits & 0x80000000u) ? ~bits : (bits | 0x80000000u);
+}
+
+static __device__ __forceinline__ float value_of(uint32_t key) {
+  return __uint_as_float((key & 0x80000000u) ? (key & 0x7fffffffu) : ~key);
+}
+
+static __device__ __forceinline__ float warp_sum(float value) {
+#pragma unroll
+  for (uint32_t step = WARP / 2u; step > 0u; step /= 2u)
+    value += __shfl_xor_sync(FULL, value, step);
+  return value;
+}
+
+/* One token by one warp. Lane l holds experts l, l + 32, ...; lane r ends up with the choice of rank r. */
+template <uint32_t PER_LANE>
+static __device__ __forceinline__ void route_token(const clb_router_args& a, uint32_t token, uint32_t lane,
+                                                   uint32_t* block_counts) {
+  const float* row = a.logits + token * a.logits_stride;
+  uint32_t keys[PER_LANE];
+  bool finite = true;
+#pragma unroll
+  for (uint32_t i = 0u; i < PER_LANE; i++) {
+    const uint32_t expert = lane + i * WARP;
+    const float logit = (expert < a.experts) ? row[expert] : 0.0f;
+    finite = finite && fabsf(logit) < __int_as_float(0x7f800000);
+    keys[i] = (expert < a.experts) ? key_of(logit) : 0u;
+  }
+  uint32_t k = a.k;
+  float threshold = 0.0f;
+  if (a.policy != nullptr) {
+    const uint32_t slot = (a.slots != nullptr) ? a.slots[token] : token;
+    const clb_router_policy policy = a.policy[slot * a.policy_stride];
+    k = (policy.k != 0u) ? min(policy.k, a.k_max) : k;
+    threshold = policy.threshold;
+  }
+  if (!__all_sync(FULL, finite)) k = 0u;
+
+  /* All scores are needed only where the denominator is the sum over all experts. */
+  uint32_t best = 0u;
+#pragma unroll
+  for (uint32_t i = 0u; i < PER_LANE; i++)
+    best = max(best, keys[i]);
+  const float top = value_of(__reduce_max_sync(FULL, best));
+  float all = 1.0f;
+  if (a.score == 0u && a.renormalise == 0u) {
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t i = 0u; i < PER_LANE; i++)
+      sum += (keys[i] != 0u) ? clb_exact_exp(clb_exact_add(value_of(keys[i]), -top)) : 0.0f;
+    all = warp_sum(sum);
+  }
+
+  uint32_t my_index = 0u;
+  uint32_t my_key = 0u;
+  for (uint32_t rank = 0u; rank < k; rank++) {
+    uint32_t local = keys[0];
+    uint32_t where = 0u;
+#pragma unroll
+    for (uint32_t i = 1u; i < PER_LANE; i++) {
+      if (keys[i] > local) {
+        local = keys[i];
+        where = i;
+      }
+    }
+    const uint32_t winner = __reduce_max_sync(FULL, local);
+    const uint32_t mine = (local == winner) ? lane + where * WARP : 0xffffffffu;
+    const uint32_t index = __reduce_min_sync(FULL, mine);
+#pragma unroll
+    for (uint32_t i = 0u; i < PER_LANE; i++)
+      keys[i] = (index == lane + i * WARP) ? 0u : keys[i];
+    if (lane == rank) {
+      my_index = index;
+      my_key = winner;
+    }
+  }
+
+  const float value = value_of(my_key);
+  const float score = (a.score == 0u) ? clb_exact_exp(clb_exact_add(value, -top)) : clb_exact_sigmoid(value);
+  const float best_score = __shfl_sync(FULL, score, 0);
+  const bool in = lane < k && score >= clb_exact_mul(threshold, best_score); /* a prefix of the ranks */
+  const uint32_t kept = __popc(__ballot_sync(FULL, in));
+  const float chosen = warp_sum(in ? score : 0.0f);
+  const float divisor = (a.renormalise != 0u) ? chosen : all;
+  if (lane < a.k_max) {
+    a.indices[(uint64_t)token * a.k_max + lane] = in ? my_index : CLB_ROUTER_NONE;
+    a.weights[(uint64_t)token * a.k_max + lane] = in ? __fdiv_rn(score, divisor) * a.routed_scale : 0.0f;
+  }
+  if (in) atomicAdd(&block_counts[my_index], 1u);
+  if (lane == 0u) a.kept[token] = kept;
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_ROUTER_THREADS)
+    clb_router_fp32(const __grid_constant__ clb_router_args a) {
+  __shared__ uint32_t block_counts[CLB_ROUTER_MAX_EXPERTS];
+  const uint32_t lane = threadIdx.x % WARP;
+  for (uint32_t e = threadIdx.x; e < a.experts; e += CLB_ROUTER_THREADS)
+    block_counts[e] = 0u;
+  release_dependents();
+  wait_for_inputs();
+  const uint32_t begin = blockIdx.x * CLB_ROUTER_BLOCK_TOKENS;
+  const uint32_t count = *a.token_count;
+  if (begin >= count) return;
+  const uint32_t end = min(begin + CLB_ROUTER_BLOCK_TOKENS, count);
+  __syncthreads();
+  for (uint32_t token = begin + threadIdx.x / WARP; token < end; token += WARPS) {
+    if (a.experts <= 32u) {
+      route_token<1>(a, token, lane, block_counts);
+    } else if (a.experts <= 64u) {
+      route_token<2>(a, token, lane, block_counts);
+    } else if (a.experts <= 128u) {
+      route_token<4>(a, token, lane, block_counts);
+    } else if (a.experts <= 256u) {
+      route_token<8>(a, token, lane, block_counts);
+    } else {
+      route_token<MAX_PER_LANE>(a, token, lane, block_counts);
+    }
+  }
+  __syncthreads();
+  for (uint32_t e = threadIdx.x; e < a.experts; e += CLB_ROUTER_THREADS)
+    a.block_counts[(uint64_t)blockIdx.x * a.experts + e] = block_counts[e];
+}
+
+/* Exclusive sum of values[0 .. 512) in place by the whole block; *total becomes their sum. */
+static __device__ __forceinline__ void exclusive_scan(uint32_t* values, uint32_t* warp_totals, uint32_t* total) {
+  const uint32_t lane = threadIdx.x % WARP;
+  const uint32_t warp = threadIdx.x / WARP;
+  const uint32_t own = values[threadIdx.x];
+  uint32_t sum = own;
+#pragma unroll
+  for (uint32_t step = 1u; step < WARP; step *= 2u) {
+    const uint32_t before = __shfl_up_sync(FULL, sum, step);
+    sum += (lane >= step) ? before : 0u;
+  }
+  if (lane == WARP - 1u) warp_totals[warp] = sum;
+  __syncthreads();
+  uint32_t base = 0u;
+  for (uint32_t w = 0u; w < warp; w++)
+    base += warp_totals[w];
+  values[threadIdx.x] = base + sum - own;
+  if (threadIdx.x == CLB_ROUTER_THREADS - 1u) *total = base + sum;
+  __syncthreads();
+}
+
+/* Rows of block_counts: threads of one group of `columns` read one row; the groups share the rows. */
+static __device__ __forceinline__ void add_rows(const clb_bucket_args& a, uint32_t rows, uint32_t* totals,
+                                                uint32_t* below) {
+  const uint32_t columns = (a.experts + WARP - 1u) / WARP * WARP;
+  const uint32_t groups = CLB_ROUTER_THREADS / columns;
+  const uint32_t group = threadIdx.x / columns;
+  const uint32_t expert = threadIdx.x % columns;
+  if (expert >= a.experts || group >= groups) return;
+  uint32_t all = 0u;
+  uint32_t before = 0u;
+#pragma unroll 8
+  for (uint32_t b = group; b < rows; b += groups) {
+    const uint32_t count = a.block_counts[(uint64_t)b * a.experts + expert];
+    all += count;
+    before += (b < blockIdx.x) ? count : 0u;
+  }
+  atomicAdd(&totals[expert], all);
+  atomicAdd(&below[expert], before);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_ROUTER_THREADS) clb_bucket(const __grid_constant__ clb_bucket_args a) {
+  __shared__ uint32_t starts[CLB_ROUTER_MAX_EXPERTS];            /* totals, then offsets */
+  __shared__ uint32_t below[CLB_ROUTER_MAX_EXPERTS];             /* assignments in earlier blocks */
+  __shared__ unsigned long long members[CLB_ROUTER_MAX_EXPERTS]; /* bit t: token begin + t chose the expert */
+  __shared__ uint32_t warp_totals[WARPS];
+  __shared__ uint32_t total;
+  starts[threadIdx.x] = 0u;
+  below[threadIdx.x] = 0u;
+  members[threadIdx.x] = 0u;
+  release_dependents();
+  wait_for_inputs();
+  const uint32_t count = *a.token_count;
+  const uint32_t rows = (count + CLB_ROUTER_BLOCK_TOKENS - 1u) / CLB_ROUTER_BLOCK_TOKENS;
+  const uint32_t begin = blockIdx.x * CLB_ROUTER_BLOCK_TOKENS;
+  if (blockIdx.x > 0u && begin >= count) return; /* block 0 writes counts and offsets of an empty step too */
+  const uint32_t tokens = (begin < count) ? min(CLB_ROUTER_BLOCK_TOKENS, count - begin) : 0u;
+  __syncthreads();
+  add_rows(a, rows, starts, below);
+  const uint32_t* choices = a.indices + (uint64_t)begin * a.k_max;
+  for (uint32_t i = threadIdx.x; i < tokens * a.k_max; i += CLB_ROUTER_THREADS) {
+    if (choices[i] != CLB_ROUTER_NONE) atomicOr(&members[choices[i]], 1ull << (i / a.k_max));
+  }
+  __syncthreads();
+  if (blockIdx.x == 0u && threadIdx.x < a.experts) a.counts[threadIdx.x] = starts[threadIdx.x];
+  __syncthreads();
+  exclusive_scan(starts, warp_totals, &total);
+  if (blockIdx.x == 0u) {
+    if (threadIdx.x < a.experts) a.offsets[threadIdx.x] = starts[threadIdx.x];
+    if (threadIdx.x == 0u) a.offsets[a.experts] = total;
+  }
+  for (uint32_t i = threadIdx.x; i < tokens * a.k_max; i += CLB_ROUTER_THREADS) {
+    const uint32_t expert = choices[i];
+    if (expert == CLB_ROUTER_NONE) continue;
+    const uint32_t token = i / a.k_max;
+    const unsigned long long earlier = members[expert] & ((1ull << token) - 1ull);
+    const uint32_t at = starts[expert] + below[expert] + (uint32_t)__popcll(earlier);
+    a.tokens[at] = begin + token;
+    a.places[at] = begin * a.k_max + i;
+  }
+}
