@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 HOST ?= 127.0.0.1
 PORT ?= 8080
-NVCC ?= nvcc
 BIN := $(VENV)/bin
 MESON = PATH="$(CURDIR)/$(BIN):$(BIN):$$PATH" meson
 SOURCES := pyproject.toml meson.build meson.options $(shell find colibrid engine_c conf systemd -type f \
@@ -75,11 +74,8 @@ format: $(VENV)/.dev  ## rewrite Python and C sources in the one format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
 
-cubins:  ## compile the CUDA kernels into build/cubins (needs nvcc)
-	mkdir -p build/cubins
-	for arch in 80 90a; do for source in kernels_cu/*.cu; do \
-		$(NVCC) -std=c++17 -O3 -cubin -arch=sm_$$arch -Ikernels_cu -Iengine_c/include \
-		-o build/cubins/$$(basename $$source .cu).sm_$$arch.cubin $$source || exit 1; done; done
+cubins:  ## compile the CUDA kernels into build/cubins (needs nvcc): make cubins ARGS=--all
+	$(PYTHON) kernels_cu/build.py --out build/cubins $(ARGS)
 
 bench: $(VENV)/.installed  ## speed of the engine on this machine
 	$(BIN)/colibrid bench engine

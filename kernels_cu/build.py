@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ def run(command: list[str]) -> str:
     """Stdout and stderr of a compiler call; prints them and exits 1 if it failed."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
+        print(done.stdout + done.stderr, file=sys.stderr)
         raise SystemExit(1)
     return done.stdout + done.stderr
 
@@ -75,6 +77,7 @@ def read_parameters(ptx: str) -> dict[str, int]:
     for name, parameters in _PTX_ENTRY.findall(ptx):
         found = _PTX_PARAM.findall(parameters)
         if len(found) != 1:
+            print(f"{name}: {len(found)} struct parameters, expected exactly 1", file=sys.stderr)
             raise SystemExit(1)
         sizes[name] = int(found[0])
     return sizes
@@ -118,6 +121,7 @@ def build(nvcc: str, sources: list[Path], arches: list[str], out: Path) -> dict[
             log = run([*common, "-cubin", f"-arch={arch}", "-Xptxas", "-v", "-o", str(cubin), str(source)])
             kernels = read_resources(log)
             if bad := spilling(kernels):
+                print(f"{source.name} for {arch}: {', '.join(bad)} uses local memory\n{log}", file=sys.stderr)
                 raise SystemExit(1)
             images.append(image(cubin, source, arch, "cubin", kernels))
     manifest = {
@@ -139,6 +143,7 @@ def main() -> int:
     options = parser.parse_args()
     nvcc = find_nvcc(options.nvcc)
     if nvcc is None:
+        print("nvcc was not found: install the CUDA 13 toolkit, or pass --nvcc", file=sys.stderr)
         return 3
     arches = list(DEFAULT_ARCHES)
     if options.all:
@@ -146,8 +151,9 @@ def main() -> int:
         arches += [arch for arch in MORE_ARCHES if arch in known]
     manifest = build(nvcc, options.sources or sorted(HERE.glob("*.cu")), arches, options.out)
     for entry in manifest["images"]:
-        for _name, _used in entry["kernels"].items():
-            pass
+        for name, used in entry["kernels"].items():
+            print(f"{name:24} {entry['arch']:7} {used['registers']:4} registers {used['shared_bytes']:6} B shared")
+    print(f"{len(manifest['images'])} images in {options.out}")
     return 0
 
 
