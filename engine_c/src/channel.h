@@ -27,6 +27,7 @@
 #define CLB_COMMAND_CAPACITY 1024u
 #define CLB_RING_HEADER_BYTES 128u
 #define CLB_MAX_RESULT_RECORDS 65536u
+#define CLB_CHANNEL_MAX_HIDDEN 65536u
 
 /* Embedded in its owner; fields are private. */
 typedef struct clb_channel {
