@@ -1,0 +1,146 @@
+"""The whole forward pass in float64 numpy, read straight from a pack. Slow, and as plain as the formulas.
+
+    python tests/reference.py PACK 1,2,3        prints the shape, mean and first values of every buffer
+
+Buffers of one prompt of T tokens, per layer L (all (T, ...) unless said):
+    L.input  L.attn_norm  L.q (T, heads, head_dim, after RoPE)  L.k  L.v  L.attention  L.after_attention
+    L.ffn_norm  L.router_logits (T, experts)  L.experts (T, k, best first)  L.weights (T, k)  L.routed  L.shared
+    L.output; and final_norm, logits (T, vocab)
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colibrid.model.floats import STORAGE, widen
+from colibrid.model.manifest import Layer, Manifest, Section
+from colibrid.model.pack import open_pack
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Reference:
+    """A pack's weights as float64, and the forward pass over them."""
+
+    def __init__(self, pack: Path) -> None:
+        self.manifest: Manifest = open_pack(pack).manifest
+        experts = {name for layer in self.manifest.layers for name in layer.expert_files}
+        self._weights: dict[tuple[str | None, int | None, str], Array] = {}
+        for file in self.manifest.files:
+            data = (pack / file.name).read_bytes()
+            owner = file.name if file.name in experts else None
+            for section in file.sections:
+                self._weights[owner, section.layer, section.role] = _tensor(data, section)
+
+    def weight(self, role: str, layer: int | None = None, file: str | None = None) -> Array:
+        """A routed expert's matrix by its file, any other tensor by its layer."""
+        return self._weights[file, layer, role]
+
+    def forward(self, ids: list[int]) -> dict[str, Array]:
+        """All buffers of one prompt."""
+        hyper = self.manifest.hyperparameters
+        buffers: dict[str, Array] = {}
+        x = self.weight("embedding")[np.array(ids)]
+        for index, layer in enumerate(self.manifest.layers):
+            mine = {"input": x}
+            x = x + self._attention(index, x, mine)
+            mine["after_attention"] = x
+            x = x + self._ffn(index, layer, x, mine)
+            mine["output"] = x
+            buffers.update({f"{index}.{name}": value for name, value in mine.items()})
+        buffers["final_norm"] = self._norm(x, "final_norm", None)
+        buffers["logits"] = buffers["final_norm"] @ self.weight("embedding" if hyper.tied_head else "head").T
+        return buffers
+
+    def log_softmax(self, ids: list[int]) -> Array:
+        """(T, vocab): row t predicts token t + 1."""
+        logits = self.forward(ids)["logits"]
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+
+    def _norm(self, x: Array, role: str, layer: int | None) -> Array:
+        scale = 1.0 / np.sqrt((x * x).mean(axis=1, keepdims=True) + self.manifest.hyperparameters.rms_norm_eps)
+        return x * scale * self.weight(role, layer)
+
+    def _attention(self, index: int, x: Array, buffers: dict[str, Array]) -> Array:
+        hyper = self.manifest.hyperparameters
+        count, heads, kv, dim = len(x), hyper.heads, hyper.kv_heads, hyper.head_dim
+        normed = self._norm(x, "attn_norm", index)
+        qkv = normed @ self.weight("qkv", index).T
+        if hyper.qkv_bias:
+            qkv = qkv + self.weight("qkv_bias", index)
+        q, k, v = np.split(qkv.reshape(count, heads + 2 * kv, dim), [heads, heads + kv], axis=1)
+        q, k = self._rope(q), self._rope(k)
+        keys, values = (np.repeat(part, heads // kv, axis=1) for part in (k, v))
+        scores = np.einsum("ihd,jhd->hij", q, keys) * hyper.attention_scale
+        scores[:, np.triu_indices(count, 1)[0], np.triu_indices(count, 1)[1]] = -np.inf
+        probabilities = np.exp(scores - scores.max(axis=2, keepdims=True))
+        probabilities /= probabilities.sum(axis=2, keepdims=True)
+        mixed = np.einsum("hij,jhd->ihd", probabilities, values).reshape(count, heads * dim)
+        buffers.update({"attn_norm": normed, "q": q, "k": k, "v": v, "attention": mixed})
+        return mixed @ self.weight("out", index).T
+
+    def _rope(self, x: Array) -> Array:
+        hyper = self.manifest.hyperparameters
+        angle = np.arange(len(x))[:, None] * np.array(hyper.rope_inv_freq)
+        cos, sin = (f(angle)[:, None, :] * hyper.rope_scale for f in (np.cos, np.sin))
+        low, high = np.split(x, 2, axis=2)
+        return np.concatenate([low * cos - high * sin, high * cos + low * sin], axis=2)
+
+    def _ffn(self, index: int, layer: Layer, x: Array, buffers: dict[str, Array]) -> Array:
+        normed = self._norm(x, "ffn_norm", index)
+        buffers["ffn_norm"] = normed
+        total = np.zeros_like(x)
+        if layer.ffn == "moe":
+            total += self._routed(index, layer, normed, buffers)
+        if layer.shared_width:
+            shared = _swiglu(normed, *(self.weight(role, index) for role in ("gate", "up", "down")))
+            if layer.shared_gated:
+                shared = shared / (1.0 + np.exp(-normed @ self.weight("shared_gate", index).T))
+            buffers["shared"] = shared
+            total += shared
+        return total
+
+    def _routed(self, index: int, layer: Layer, normed: Array, buffers: dict[str, Array]) -> Array:
+        logits = normed @ self.weight("router", index).T
+        scores = np.exp(logits - logits.max(axis=1, keepdims=True))
+        scores /= scores.sum(axis=1, keepdims=True)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, : layer.experts_per_token]  # ties to the lowest index
+        weights = np.take_along_axis(scores, best, axis=1)
+        if layer.renormalise:
+            weights = weights / weights.sum(axis=1, keepdims=True)
+        weights = weights * layer.routed_scale
+        out = np.zeros_like(normed)
+        for token, (experts, shares) in enumerate(zip(best, weights, strict=True)):
+            for expert, share in zip(experts, shares, strict=True):
+                file = layer.expert_files[expert]
+                parts = (self.weight(role, file=file) for role in ("gate", "up", "down"))
+                out[token] += share * _swiglu(normed[token : token + 1], *parts)[0]
+        buffers.update({"router_logits": logits, "experts": best, "weights": weights, "routed": out})
+        return out
+
+
+def _tensor(data: bytes, section: Section) -> Array:
+    values = np.frombuffer(data, STORAGE[section.precision], section.shape[0] * section.shape[1], section.offset)
+    return widen(values, section.precision).astype(np.float64).reshape(section.shape)
+
+
+def _swiglu(x: Array, gate: Array, up: Array, down: Array) -> Array:
+    """gate, up and transposed down are (width, hidden)."""
+    g = x @ gate.T
+    return (g / (1.0 + np.exp(-g)) * (x @ up.T)) @ down
+
+
+def main() -> None:
+    ids = [int(part) for part in sys.argv[2].split(",")]
+    for name, value in Reference(Path(sys.argv[1])).forward(ids).items():
+        flat = value.reshape(-1)
+        print(f"{name:24} {value.shape!s:18} mean {flat.mean():+.6e}  {np.array2string(flat[:4], precision=6)}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
