@@ -38,6 +38,9 @@
 #include "memory_pool.h"
 
 #define CLB_MAX_RUNS (2u * CLB_MAX_SLOTS)
+#define CLB_CACHE_MAX_VALUES 1048576u     /* K and V values of one token in one layer */
+#define CLB_DISPATCH_MAX_TOKENS 1048576u  /* tokens of one step */
+#define CLB_DISPATCH_MAX_COLS 65536u      /* hidden, and the rows of one expert */
 
 typedef struct clb_cache_config {
   uint32_t slots;         /* 1 .. CLB_MAX_SLOTS */
@@ -52,8 +55,8 @@ typedef struct clb_cache_config {
 
 typedef struct clb_cache_plan_result {
   uint64_t bytes_per_token; /* all layers */
-  uint64_t bytes_all;       /* the KV tier for all slots at max_seq_len, a multiple of page_bytes */
-  uint64_t tokens_all;      /* positions that bytes_all holds */
+  uint64_t bytes_all;       /* the KV tier for all slots at max_seq_len, and one that publishes; whole pages */
+  uint64_t tokens_all;      /* positions of all slots */
   uint32_t nodes;           /* pool nodes that the tier needs */
   uint32_t reserved;
 } clb_cache_plan_result;
@@ -118,15 +121,16 @@ typedef struct clb_kv_view {
 /* Tokens of the smallest run size that holds `tokens`; 0 for 0. Pure, O(1). */
 uint32_t clb_cache_capacity(uint32_t tokens);
 
-/* Sizes for a configuration (page_bytes: of the KV tier). Pure. ARGUMENT iff a limit is exceeded or a size overflows. */
+/* Sizes for a configuration (page_bytes: of the KV tier). Pure. ARGUMENT iff a limit is exceeded. */
 int32_t clb_cache_plan(const clb_cache_config* config, uint32_t page_bytes, clb_cache_plan_result* plan);
 
 /* pool must outlive the cache. ARGUMENT as in clb_cache_plan. */
 int32_t clb_cache_open(clb_cache* cache, clb_pool* pool, const clb_cache_config* config);
 
 /* Reserve a slot's runs. O(free blocks).
-   FULL iff the runs do not fit now but would into an empty tier: wait and try again.
-   MEMORY iff they would not fit even then.
+   FULL iff the runs do not fit now but would into an empty tier: wait and try again. FULL while no slot is open means
+   that runs held by the daemon are in the way: only RELEASE_RUN can help.
+   MEMORY iff they would not fit even then (beside the prefix run that the slot itself holds).
    STATE iff the slot is open already.
    ARGUMENT iff a number is out of range, prefix_run is no published run or has fewer than prefix_tokens tokens,
    prefix_tokens is 0 or >= prompt_tokens with a prefix_run, or publish_run is not free.
@@ -198,7 +202,7 @@ typedef struct clb_dispatch_layout {
   uint64_t bytes;
 } clb_dispatch_layout;
 
-/* Pure. ARGUMENT iff a limit is exceeded or a size overflows. */
+/* Pure. ARGUMENT iff a limit is exceeded. k_max 0: a layout of zero bytes. */
 int32_t clb_dispatch_plan(const clb_dispatch_config* config, clb_dispatch_layout* layout);
 /* Takes layout->bytes from the temp tier (class DISPATCH). Fails like clb_pool_alloc. Freed by clb_pool_free. */
 int32_t clb_dispatch_open(clb_pool* pool, const clb_dispatch_layout* layout, clb_extent* extent);
