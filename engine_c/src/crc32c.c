@@ -22,12 +22,11 @@ uint32_t clb_crc32c(uint32_t crc, const void* data, size_t bytes) {
   crc = ~crc;
   while (bytes >= 8) {
     /* Composed from bytes so that the result is the same on every byte order; compilers make it one load. */
-    const uint32_t low = crc ^ ((uint32_t)next[0] | (uint32_t)next[1] << 8 | (uint32_t)next[2] << 16 |
-                                (uint32_t)next[3] << 24);
+    const uint32_t low =
+        crc ^ ((uint32_t)next[0] | (uint32_t)next[1] << 8 | (uint32_t)next[2] << 16 | (uint32_t)next[3] << 24);
     crc = clb_crc32c_tables[7][low & 0xffu] ^ clb_crc32c_tables[6][(low >> 8) & 0xffu] ^
-          clb_crc32c_tables[5][(low >> 16) & 0xffu] ^ clb_crc32c_tables[4][low >> 24] ^
-          clb_crc32c_tables[3][next[4]] ^ clb_crc32c_tables[2][next[5]] ^ clb_crc32c_tables[1][next[6]] ^
-          clb_crc32c_tables[0][next[7]];
+          clb_crc32c_tables[5][(low >> 16) & 0xffu] ^ clb_crc32c_tables[4][low >> 24] ^ clb_crc32c_tables[3][next[4]] ^
+          clb_crc32c_tables[2][next[5]] ^ clb_crc32c_tables[1][next[6]] ^ clb_crc32c_tables[0][next[7]];
     next += 8;
     bytes -= 8;
   }

@@ -42,7 +42,7 @@ typedef struct clb_tensor {
 typedef struct clb_weight_table {
   uint32_t layers;
   uint32_t tensor_count;
-  uint32_t layer_first[CLB_MAX_LAYERS];  /* index of a layer's ATTN_NORM in tensors */
+  uint32_t layer_first[CLB_MAX_LAYERS]; /* index of a layer's ATTN_NORM in tensors */
   uint32_t layer_experts[CLB_MAX_LAYERS];
   clb_tensor* tensors;
 } clb_weight_table;
@@ -62,7 +62,7 @@ typedef struct clb_loader_config {
   void* memory;
   uint64_t memory_bytes; /* >= weights_bytes */
   void* host;
-  uint64_t host_bytes; /* >= host_bytes of the plan */
+  uint64_t host_bytes;                                    /* >= host_bytes of the plan */
   void (*progress)(void* context, uint64_t loaded_bytes); /* after each piece; may be NULL */
   void* progress_context;
 } clb_loader_config;

@@ -33,9 +33,7 @@ typedef struct clb_test {
 
 static jmp_buf clb_test_out;
 
-static inline _Noreturn void clb_test_fail(void) {
-  longjmp(clb_test_out, 1);
-}
+static inline _Noreturn void clb_test_fail(void) { longjmp(clb_test_out, 1); }
 
 #define CHECK(condition)                                                              \
   do {                                                                                \
@@ -46,35 +44,35 @@ static inline _Noreturn void clb_test_fail(void) {
   } while (0)
 
 /* Integers of any kind: both are shown as signed 64-bit. */
-#define CHECK_EQ(actual, expected)                                                                              \
-  do {                                                                                                          \
-    const int64_t clb_actual = (int64_t)(actual);                                                               \
-    const int64_t clb_expected = (int64_t)(expected);                                                           \
-    if (clb_actual != clb_expected) {                                                                           \
-      (void)fprintf(stderr, "%s:%d: %s is %" PRId64 ", expected %" PRId64 "\n", __FILE__, __LINE__, #actual,    \
-                    clb_actual, clb_expected);                                                                  \
-      clb_test_fail();                                                                                          \
-    }                                                                                                           \
+#define CHECK_EQ(actual, expected)                                                                           \
+  do {                                                                                                       \
+    const int64_t clb_actual = (int64_t)(actual);                                                            \
+    const int64_t clb_expected = (int64_t)(expected);                                                        \
+    if (clb_actual != clb_expected) {                                                                        \
+      (void)fprintf(stderr, "%s:%d: %s is %" PRId64 ", expected %" PRId64 "\n", __FILE__, __LINE__, #actual, \
+                    clb_actual, clb_expected);                                                               \
+      clb_test_fail();                                                                                       \
+    }                                                                                                        \
   } while (0)
 
 /* Absolute difference of two numbers; NaN never passes. */
-#define CHECK_NEAR(actual, expected, tolerance)                                                                  \
-  do {                                                                                                           \
-    const double clb_actual = (double)(actual);                                                                  \
-    const double clb_expected = (double)(expected);                                                              \
-    if (!(fabs(clb_actual - clb_expected) <= (double)(tolerance))) {                                             \
-      (void)fprintf(stderr, "%s:%d: %s is %.9g, expected %.9g +- %.3g\n", __FILE__, __LINE__, #actual,           \
-                    clb_actual, clb_expected, (double)(tolerance));                                              \
-      clb_test_fail();                                                                                           \
-    }                                                                                                            \
+#define CHECK_NEAR(actual, expected, tolerance)                                                                    \
+  do {                                                                                                             \
+    const double clb_actual = (double)(actual);                                                                    \
+    const double clb_expected = (double)(expected);                                                                \
+    if (!(fabs(clb_actual - clb_expected) <= (double)(tolerance))) {                                               \
+      (void)fprintf(stderr, "%s:%d: %s is %.9g, expected %.9g +- %.3g\n", __FILE__, __LINE__, #actual, clb_actual, \
+                    clb_expected, (double)(tolerance));                                                            \
+      clb_test_fail();                                                                                             \
+    }                                                                                                              \
   } while (0)
 
-#define CHECK_CONTAINS(text, part)                                                                                   \
-  do {                                                                                                               \
-    if (strstr((text), (part)) == NULL) {                                                                            \
-      (void)fprintf(stderr, "%s:%d: \"%s\" does not contain \"%s\"\n", __FILE__, __LINE__, (text), (part));          \
-      clb_test_fail();                                                                                               \
-    }                                                                                                                \
+#define CHECK_CONTAINS(text, part)                                                                          \
+  do {                                                                                                      \
+    if (strstr((text), (part)) == NULL) {                                                                   \
+      (void)fprintf(stderr, "%s:%d: \"%s\" does not contain \"%s\"\n", __FILE__, __LINE__, (text), (part)); \
+      clb_test_fail();                                                                                      \
+    }                                                                                                       \
   } while (0)
 
 /* A small counter-free generator for tests (splitmix64); the state is the seed. */

@@ -1,0 +1,83 @@
+/*
+ * dummy.c: seeded random weights, for measuring and testing any configuration without its files.
+ *
+ * Value i of a section is uniform with mean 0, from a hash of (seed, role, layer, expert) stepped i times, so it
+ * depends on nothing else: not on precision, place in memory or order of filling. The spread keeps activations near
+ * 1: a matrix with n inputs has standard deviation 1 / sqrt(n), the embedding 1, biases 0.1; norms are exactly 1.
+ * Pure functions; no state.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "assert.h"
+#include "loader_internal.h"
+#include "number.h"
+
+static uint64_t mix(uint64_t value) {
+  value = (value ^ (value >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+  value = (value ^ (value >> 27)) * UINT64_C(0x94d049bb133111eb);
+  return value ^ (value >> 31);
+}
+
+static uint64_t key_of(uint64_t seed, clb_place place) {
+  uint64_t key = mix(seed + UINT64_C(0x9e3779b97f4a7c15));
+  key = mix(key ^ place.role);
+  key = mix(key ^ (uint32_t)place.layer);
+  return mix(key ^ (uint32_t)place.expert);
+}
+
+/* Half the width of the uniform distribution; 0 means: all values are 1. */
+static float half_width(uint32_t role, uint32_t rows, uint32_t cols) {
+  const float root3 = 1.7320508f;
+  switch (role) {
+    case CLB_ROLE_FINAL_NORM:
+    case CLB_ROLE_ATTN_NORM:
+    case CLB_ROLE_FFN_NORM:
+      return 0.0f;
+    case CLB_ROLE_EMBEDDING:
+      return root3;
+    case CLB_ROLE_QKV_BIAS:
+      return 0.1f * root3;
+    case CLB_ROLE_DOWN: /* transposed: its inputs are the rows */
+      return root3 / sqrtf((float)rows);
+    default:
+      return root3 / sqrtf((float)cols);
+  }
+}
+
+static uint16_t bf16_of_float(float value) {
+  const uint32_t bits = clb_bits_of_float(value);
+  return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+static float value_at(uint64_t key, uint64_t index, float half) {
+  if (half == 0.0f) {
+    return 1.0f;
+  }
+  const uint64_t bits = mix(key + (index + 1u) * UINT64_C(0x9e3779b97f4a7c15)) >> 40; /* 24 bits */
+  return ((float)bits * 0x1p-23f - 1.0f) * half;
+}
+
+void clb_dummy_fill(uint64_t seed, clb_place place, uint32_t precision, uint32_t rows, uint32_t cols, void* data) {
+  CLB_ASSERT(rows > 0 && cols > 0);
+  CLB_ASSERT(precision <= CLB_BF16);
+  const uint64_t key = key_of(seed, place);
+  const float half = half_width(place.role, rows, cols);
+  const uint64_t count = (uint64_t)rows * cols;
+  if (precision == CLB_FP32) {
+    float* values = data;
+    for (uint64_t i = 0; i < count; ++i) {
+      values[i] = value_at(key, i, half);
+    }
+  } else if (precision == CLB_FP16) {
+    uint16_t* values = data;
+    for (uint64_t i = 0; i < count; ++i) {
+      values[i] = clb_half_of_float(value_at(key, i, half));
+    }
+  } else {
+    uint16_t* values = data;
+    for (uint64_t i = 0; i < count; ++i) {
+      values[i] = bf16_of_float(value_at(key, i, half));
+    }
+  }
+}
