@@ -19,10 +19,10 @@ LAYOUT = "flat"
 Dtype = Literal["auto", "fp32", "fp16", "bf16"]
 
 
-def fingerprint(folder: Path, dtype: Dtype, name: str) -> str:
+def fingerprint(folder: Path, dtype: Dtype, name: str, *, weights: bool = True) -> str:
     """Hex SHA-256 over configuration, texts, shard headers, sizes, times, converter version, layout and precision.
 
-    Weights themselves are not read: a file that changed without its size or time changing goes unnoticed.
+    weights=False leaves the shards out. Weights themselves are not read: a file that changed without its size or time changing goes unnoticed.
     """
     parts: dict[str, Any] = {
         "converter": CONVERTER_VERSION,
@@ -35,7 +35,7 @@ def fingerprint(folder: Path, dtype: Dtype, name: str) -> str:
             for name in ("config.json", INDEX_FILE, *TEXT_FILES)
             if (folder / name).exists()
         },
-        "shards": {name: _shard(folder / name) for name in shard_names(folder)},
+        "shards": {name: _shard(folder / name) for name in shard_names(folder)} if weights else None,
     }
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
