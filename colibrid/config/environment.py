@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import site
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,15 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         hugging_face_hub=_hugging_face_hub(source),
         no_color=bool(source.get("NO_COLOR")),
     )
+
+
+def child_environment(package_root: Path) -> dict[str, str]:
+    """This process's environment for a child that must import the same colibrid, also from a source tree."""
+    inherited = dict(os.environ)
+    if str(package_root) in (*site.getsitepackages(), site.getusersitepackages()):
+        return inherited
+    paths = [str(package_root), *filter(None, [inherited.get("PYTHONPATH")])]
+    return {**inherited, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _cache_dir(source: Mapping[str, str]) -> Path:

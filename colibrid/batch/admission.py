@@ -1,0 +1,96 @@
+"""Whether a request can be served at all. Pure.
+
+The HTTP side has checked its own fields; this is the last gate before shared memory, for every caller alike.
+"""
+
+from __future__ import annotations
+
+import math
+
+from colibrid.batch.interfaces import EngineInfo
+from colibrid.batch.plan import reserved_tokens
+from colibrid.batch.request import GenerateRequest, Sampling
+from colibrid.engine import abi
+from colibrid.errors import RequestError
+
+_MAX_SEED = (1 << 64) - 1
+
+
+def check_request(request: GenerateRequest, info: EngineInfo) -> None:
+    """RequestError (400) naming field, value, limit and remedy if the request can never be served."""
+    _check_lengths(request, info)
+    _check_ids(request, info)
+    _check_sampling(request.sampling, info)
+    own = info.experts_per_token
+    if request.experts.per_token is not None and not 1 <= request.experts.per_token <= own:
+        raise _error("experts.per_token", request.experts.per_token, f"1 to {own}, the model's own number")
+    if not 0 <= request.experts.threshold < 1:
+        raise _error("experts.threshold", request.experts.threshold, "0 to below 1")
+    for name, value in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
+        if value is not None and not 0 <= value <= abi.MAX_TOP_LOGPROBS:
+            raise _error(name, value, f"0 to {abi.MAX_TOP_LOGPROBS}")
+
+
+def _check_lengths(request: GenerateRequest, info: EngineInfo) -> None:
+    prompt, output = len(request.prompt_ids), request.max_tokens
+    if prompt == 0:
+        raise RequestError("the prompt is empty; send at least one token", param="prompt")
+    if output < 0:
+        raise _error("max_tokens", output, "0 or more")
+    if not 0 <= request.min_tokens <= output:
+        raise _error("min_tokens", request.min_tokens, f"0 to max_tokens {output}")
+    if prompt + output > info.max_seq_len:
+        raise RequestError(
+            f"{prompt} prompt tokens and max_tokens {output} are {prompt + output} together, but the context has "
+            f"{info.max_seq_len}; shorten the prompt or lower max_tokens",
+            param="max_tokens" if prompt < info.max_seq_len else "prompt",
+            code="context_length_exceeded",
+        )
+    reserved = reserved_tokens(request)
+    if info.memory is not None and reserved > info.memory.kv_tokens:
+        raise RequestError(
+            f"{prompt} prompt tokens and max_tokens {output} reserve {reserved} tokens of KV memory, but it holds "
+            f"{info.memory.kv_tokens}; shorten the prompt, lower max_tokens, or have memory.tiers.kv.bytes raised",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+
+
+def _check_ids(request: GenerateRequest, info: EngineInfo) -> None:
+    vocab = info.vocab_size
+    if not 0 <= min(request.prompt_ids) <= max(request.prompt_ids) < vocab:
+        bad = next(token for token in request.prompt_ids if not 0 <= token < vocab)
+        raise _error("prompt", bad, f"token ids from 0 to {vocab - 1}")
+    if len(request.stop_token_ids) > abi.MAX_STOP_IDS:
+        raise _error("stop_token_ids", len(request.stop_token_ids), f"at most {abi.MAX_STOP_IDS} ids")
+    for token in request.stop_token_ids:
+        if not 0 <= token < vocab:
+            raise _error("stop_token_ids", token, f"token ids from 0 to {vocab - 1}")
+
+
+def _check_sampling(sampling: Sampling, info: EngineInfo) -> None:
+    if not 0 <= sampling.seed <= _MAX_SEED:
+        raise _error("seed", sampling.seed, f"0 to {_MAX_SEED}")
+    ranges = (
+        ("temperature", sampling.temperature, 0.0 <= sampling.temperature <= 2.0, "0 to 2"),
+        ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0, "above 0, to 1"),
+        ("min_p", sampling.min_p, 0.0 <= sampling.min_p <= 1.0, "0 to 1"),
+        ("top_k", sampling.top_k, 0 <= sampling.top_k < 1 << 31, "0 (off) or more"),
+        ("presence_penalty", sampling.presence_penalty, -2.0 <= sampling.presence_penalty <= 2.0, "-2 to 2"),
+        ("frequency_penalty", sampling.frequency_penalty, -2.0 <= sampling.frequency_penalty <= 2.0, "-2 to 2"),
+        ("repetition_penalty", sampling.repetition_penalty, 0.0 < sampling.repetition_penalty <= 1e6, "above 0"),
+    )
+    for name, value, good, allowed in ranges:
+        if not good:
+            raise _error(name, value, allowed)
+    if len(sampling.logit_bias) > abi.MAX_BIAS:
+        raise _error("logit_bias", len(sampling.logit_bias), f"at most {abi.MAX_BIAS} entries")
+    for token, bias in sampling.logit_bias:
+        if not 0 <= token < info.vocab_size:
+            raise _error("logit_bias", token, f"token ids from 0 to {info.vocab_size - 1}")
+        if not math.isfinite(bias) or abs(bias) > 100:
+            raise _error("logit_bias", bias, "-100 to 100")
+
+
+def _error(field: str, value: float, allowed: str) -> RequestError:
+    return RequestError(f"{field} is {value}; allowed: {allowed}", param=field)

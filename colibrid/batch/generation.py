@@ -1,0 +1,135 @@
+"""One request on its way through the scheduler: what has arrived, who waits for it, and how it ended.
+
+The scheduler writes, one consumer reads; both on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+
+from colibrid.batch.request import GenerateRequest, GenerateResult, TokenRecord
+from colibrid.errors import RequestError
+
+
+class GenerationOwner(Protocol):
+    """The scheduler, as a generation sees it."""
+
+    def cancelled(self, generation: LiveGeneration) -> None:
+        """Its consumer wants no more."""
+        ...
+
+    def consumed(self, generation: LiveGeneration) -> None:
+        """Its consumer has taken all that had arrived."""
+        ...
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a placed generation runs."""
+
+    slot: int
+    generation: int
+
+
+class Clock(msgspec.Struct):
+    """Seconds of the event loop's clock; None = not yet."""
+
+    submitted: float
+    placed: float | None = None  # commands pushed
+    first: float | None = None  # first token, or the end
+
+
+class LiveGeneration:
+    """Implements interfaces.Generation."""
+
+    def __init__(self, request: GenerateRequest, owner: GenerationOwner, now: float) -> None:
+        self.request = request
+        self.prompt_records: tuple[TokenRecord, ...] = ()
+        self.result: GenerateResult | None = None
+        self.clock = Clock(now)
+        self.place: Place | None = None  # while it has a slot
+        self.received = 0  # records that have arrived
+        self.consumed = 0  # records that the consumer has taken
+        self.advanced = 0  # records that the engine knows as read
+        self._owner = owner
+        self._arrived: list[TokenRecord] = []
+        self._error: RequestError | None = None
+        self._ended = False
+        self._iterated = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    # ------------------------------------------------------------ scheduler
+
+    @property
+    def ended(self) -> bool:
+        """Finished, failed or cancelled."""
+        return self._ended
+
+    def add(self, record: TokenRecord) -> None:
+        """A record has arrived; the consumer sees it after wake()."""
+        self._arrived.append(record)
+        self.received += 1
+
+    def finish(self, result: GenerateResult) -> None:
+        """It ended normally."""
+        self.result = result
+        self._end()
+
+    def fail(self, error: RequestError) -> None:
+        """It cannot go on; the consumer gets what has arrived, then the error."""
+        self._error = error
+        self._end()
+
+    def wake(self) -> None:
+        """Let the consumer look."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _end(self) -> None:
+        self._ended = True
+        self.place = None
+        self.wake()
+
+    # ------------------------------------------------------------- consumer
+
+    def cancel(self) -> None:
+        """Stop and release the slot; the iteration ends without a result. Harmless when already ended."""
+        if not self._ended:
+            self._owner.cancelled(self)
+            self._end()
+
+    def __aiter__(self) -> AsyncIterator[list[TokenRecord]]:
+        if self._iterated:
+            raise RuntimeError("a generation can be iterated once")
+        self._iterated = True
+        return self._batches()
+
+    async def _batches(self) -> AsyncIterator[list[TokenRecord]]:
+        try:
+            while True:
+                if self._arrived:
+                    batch, self._arrived = self._arrived, []
+                    self.consumed = self.received
+                    self._owner.consumed(self)
+                    yield batch
+                elif self._error is not None:
+                    raise self._error
+                elif self._ended:
+                    return
+                else:
+                    self._waiter = asyncio.get_running_loop().create_future()
+                    await self._waiter
+        finally:
+            self.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cancel()

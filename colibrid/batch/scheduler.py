@@ -1,0 +1,494 @@
+"""The queue in front of the engine's slots, and the fan-out of what comes back.
+
+    submit ─▶ queue ─▶ make_plan ─▶ request blocks, one push ─▶ engine
+                                                                  │ eventfd
+    consumer ◀─ LiveGeneration ◀─ all events that have arrived ◀──┘
+
+The scheduler owns the queue, the slot table and, between engine_ready and engine_lost, the session. It lives on one
+event loop and never blocks. Planning is pure (plan.py); writing happens after, in _execute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from colibrid.batch.admission import check_request
+from colibrid.batch.generation import LiveGeneration, Place
+from colibrid.batch.interfaces import EngineInfo
+from colibrid.batch.plan import Close, FreeSlot, Plan, Waiting, make_plan, reserved_tokens
+from colibrid.batch.request import ExpertPolicy, ExpertUsage, FinishReason, GenerateRequest, GenerateResult, TokenRecord
+from colibrid.batch.slots import Slot, SlotState, SlotTable
+from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings
+from colibrid.engine import abi
+from colibrid.engine.channel import Event, SlotRecord, SlotRequest
+from colibrid.engine.state import Readiness
+from colibrid.engine.supervisor import EngineListener, EngineSession
+from colibrid.errors import EngineFaultError, OverloadedError, RequestError
+
+RETRY_AFTER_LOADING_S = 1.0
+_MIN_RETRY_AFTER_S = 1.0
+_MAX_RETRY_AFTER_S = 30.0
+_RETRY_PUSH_S = 0.005  # the command ring was full
+_SMOOTHING = 0.1  # weight of the newest request in the mean duration
+
+
+class Engine(Protocol):
+    """The supervisor, as the scheduler sees it."""
+
+    @property
+    def readiness(self) -> Readiness: ...
+
+    def attach(self, listener: EngineListener) -> None: ...
+
+
+class SchedulerCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scheduler holds now, and has done."""
+
+    queued: int
+    running: int
+    submitted: int
+    finished: int
+    failed: int
+    cancelled: int
+    refused: int
+    pushes: int  # calls of clb_command_push that published something
+
+
+class Scheduler:
+    """Implements interfaces.GenerationService; see the module's docstring."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        info: EngineInfo,
+        layer_experts: Sequence[int],
+        *,
+        batch: BatchSettings,
+        limits: LimitsSettings,
+        experts: ExpertsSettings,
+    ) -> None:
+        """layer_experts: the model's own experts per token in each layer, 0 in dense layers."""
+        self._engine = engine
+        self._info = info
+        self._layer_experts = tuple(layer_experts)
+        self._batch = batch
+        self._limits = limits
+        self._experts = experts
+        self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+        self._session: EngineSession | None = None
+        self._slots: SlotTable[LiveGeneration] = SlotTable(info.slots)
+        self._queue: deque[LiveGeneration] = deque()
+        self._closes: list[Close] = []  # to be pushed
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._pump_handle: asyncio.Handle | None = None
+        self._window: asyncio.TimerHandle | None = None
+        self._mean_duration_s = 0.0
+        self._submitted = self._finished = self._failed = self._cancelled = self._refused = self._pushes = 0
+        engine.attach(self)
+
+    # ------------------------------------------------------------ for others
+
+    @property
+    def info(self) -> EngineInfo:
+        """What requests are checked against."""
+        return self._info
+
+    @property
+    def readiness(self) -> Readiness:
+        """The engine's."""
+        return self._engine.readiness
+
+    @property
+    def draining(self) -> bool:
+        """True from drain() or stop() on: new requests are refused."""
+        return self._draining
+
+    @property
+    def counts(self) -> SchedulerCounts:
+        """For logs and tests."""
+        return SchedulerCounts(
+            queued=len(self._queue),
+            running=self._slots.busy,
+            submitted=self._submitted,
+            finished=self._finished,
+            failed=self._failed,
+            cancelled=self._cancelled,
+            refused=self._refused,
+            pushes=self._pushes,
+        )
+
+    def submit(self, request: GenerateRequest) -> LiveGeneration:
+        """Queue one request. Raises as GenerationService.submit."""
+        return self.submit_all((request,))[0]
+
+    def submit_all(self, requests: Sequence[GenerateRequest]) -> tuple[LiveGeneration, ...]:
+        """Queue all or none. Raises as GenerationService.submit."""
+        try:
+            return self._admit([self._with_defaults(request) for request in requests])
+        except RequestError:
+            self._refused += len(requests)
+            raise
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for all accepted ones. False: the time was up and the rest has been failed."""
+        self._draining = True
+        self._cancel_window()
+        self._schedule_pump()
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            self._fail_all("the server stopped before the request was complete; send it again")
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Fail everything that is left and let go of the engine. The supervisor is stopped by its owner."""
+        self._draining = True
+        self._fail_all("the server stopped before the request was complete; send it again")
+        self._detach()
+
+    # ------------------------------------------------------------- admission
+
+    def _with_defaults(self, request: GenerateRequest) -> GenerateRequest:
+        policy = request.experts
+        if policy.per_token is not None and policy.threshold:
+            return request
+        policy = ExpertPolicy(
+            per_token=policy.per_token or self._experts.per_token, threshold=policy.threshold or self._experts.threshold
+        )
+        return request if policy == request.experts else msgspec.structs.replace(request, experts=policy)
+
+    def _admit(self, requests: Sequence[GenerateRequest]) -> tuple[LiveGeneration, ...]:
+        if self._draining:
+            raise OverloadedError(
+                "the server is shutting down; send the request again later",
+                code="draining",
+                retry_after_s=RETRY_AFTER_LOADING_S,
+            )
+        readiness = self._engine.readiness
+        if not readiness.ready or self._session is None:
+            raise OverloadedError(
+                f"the model is not ready (engine {readiness.phase}); try again later",
+                code="model_loading",
+                retry_after_s=RETRY_AFTER_LOADING_S,
+            )
+        for request in requests:
+            check_request(request, self._info)
+        room = self._limits.queue + len(self._slots) - self._slots.busy - len(self._queue)
+        if len(requests) > room:
+            raise OverloadedError(
+                f"the queue is full ({len(self._queue)} requests wait, limits.queue is {self._limits.queue}); try again later",
+                code="server_is_overloaded",
+                retry_after_s=self._retry_after_s(),
+            )
+        now = asyncio.get_running_loop().time()
+        generations = tuple(LiveGeneration(request, self, now) for request in requests)
+        self._submitted += len(generations)
+        self._queue.extend(generations)
+        self._idle.clear()
+        self._after_submit()
+        return generations
+
+    def _retry_after_s(self) -> float:
+        """About when a place in the queue is free, from the mean duration of requests."""
+        estimate = self._mean_duration_s * (len(self._queue) + 1) / len(self._slots)
+        return min(max(estimate, _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
+
+    def _after_submit(self) -> None:
+        """An idle engine waits for company, at most batch.window_ms; a running one takes requests at its next step."""
+        if self._slots.busy or self._batch.window_ms == 0 or len(self._queue) >= self._batch.window_requests:
+            self._cancel_window()
+            self._schedule_pump()
+        elif self._window is None:
+            self._window = asyncio.get_running_loop().call_later(self._batch.window_ms / 1000, self._window_over)
+
+    def _window_over(self) -> None:
+        self._window = None
+        self._schedule_pump()
+
+    def _cancel_window(self) -> None:
+        if self._window is not None:
+            self._window.cancel()
+            self._window = None
+
+    # ------------------------------------------------------------------ down
+
+    def _schedule_pump(self) -> None:
+        """Plan once after everything that this turn of the loop brings, so that it goes down in one push."""
+        if self._pump_handle is None:
+            self._pump_handle = asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pump_handle = None
+        if self._session is None or self._window is not None:
+            return
+        plan = self._plan()
+        if plan and not self._execute(self._session, plan):
+            self._pump_handle = asyncio.get_running_loop().call_later(_RETRY_PUSH_S, self._pump)
+
+    def _plan(self) -> Plan[LiveGeneration]:
+        assert self._info.memory is not None, "an engine that is ready has a memory plan"
+        queue = (
+            Waiting(generation, len(generation.request.prompt_ids), reserved_tokens(generation.request))
+            for generation in self._queue
+        )
+        free = [FreeSlot(slot.index, slot.generation + 1) for slot in self._slots.free()]
+        return make_plan(queue, free, self._info.memory.kv_tokens - self._slots.run_tokens, self._closes)
+
+    def _execute(self, session: EngineSession, plan: Plan[LiveGeneration]) -> bool:
+        """Write the blocks and push. False, and nothing has changed, if the ring is full."""
+        for place in plan.placements:
+            block = _slot_request(place.waiting.owner.request, place.generation, self._layer_experts)
+            session.channel.write_request(place.slot, block)
+        if not session.channel.push(plan.commands()):
+            return False
+        session.wake()
+        self._pushes += 1
+        self._closes.clear()
+        now = asyncio.get_running_loop().time()
+        for place in plan.placements:
+            generation = self._queue.popleft()
+            assert generation is place.waiting.owner, "the queue changed while planning"
+            self._slots.open(place.slot, place.generation, generation, place.waiting.run_tokens)
+            generation.place = Place(place.slot, place.generation)
+            generation.clock.placed = now
+        return True
+
+    def cancelled(self, generation: LiveGeneration) -> None:
+        """A consumer wants no more: take it from the queue, or close its slot."""
+        self._cancelled += 1
+        if generation.place is None:
+            self._queue.remove(generation)
+            self._update_idle()
+            return
+        slot = self._slots.find(generation.place.slot, generation.place.generation)
+        assert slot is not None, "a placed generation has a slot"
+        self._slots.close(slot)
+        self._closes.append(Close(slot.index, slot.generation))
+        self._schedule_pump()
+
+    def consumed(self, generation: LiveGeneration) -> None:
+        """A consumer has read: its ring has room again."""
+        if generation.place is None or self._session is None:
+            return
+        slot = generation.place.slot
+        if self._session.channel.advance(slot, generation.advanced, generation.consumed):
+            self._session.wake()
+        generation.advanced = generation.consumed
+
+    # -------------------------------------------------------------------- up
+
+    def engine_ready(self, session: EngineSession) -> None:
+        """Called by the supervisor."""
+        self._session = session
+        self._info = msgspec.structs.replace(self._info, memory=session.memory, device=session.device)
+        asyncio.get_running_loop().add_reader(session.event_fd, self._on_events)
+        self._schedule_pump()
+
+    def engine_lost(self, reason: str) -> None:
+        """Called by the supervisor: what has arrived is delivered, what runs fails, what waits goes on waiting."""
+        if self._session is not None:
+            self._take_events(self._session)
+            self._detach()
+        self._closes.clear()
+        for generation in self._slots.release_all():
+            self._fail(generation, EngineFaultError(f"the engine failed while it served this request: {reason}; send it again"))
+        self._update_idle()
+
+    def engine_gave_up(self, reason: str) -> None:
+        """Called by the supervisor: nothing that waits will be served."""
+        while self._queue:
+            self._fail(self._queue.popleft(), EngineFaultError(f"the engine is not available: {reason}"))
+        self._update_idle()
+
+    def _detach(self) -> None:
+        if self._session is not None:
+            asyncio.get_running_loop().remove_reader(self._session.event_fd)
+            self._session = None
+
+    def _on_events(self) -> None:
+        assert self._session is not None, "events are watched while there is a session"
+        self._session.clear_events()
+        self._take_events(self._session)
+
+    def _take_events(self, session: EngineSession) -> None:
+        touched: dict[int, LiveGeneration] = {}
+        for event in session.channel.pop():
+            slot = self._slots.find(event.slot, event.generation)
+            if slot is None:
+                self._log.warning("stale_event", kind=event.kind, slot=event.slot, generation=event.generation)
+                continue
+            assert slot.owner is not None, "a slot that is found has an owner"
+            self._on_event(session, slot, slot.owner, event)
+            if slot.owner is not None:
+                touched[slot.index] = slot.owner
+        for generation in touched.values():
+            generation.wake()
+
+    def _on_event(self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event) -> None:
+        wanted = slot.state is not SlotState.CLOSING
+        if event.kind == abi.EventKind.OPENED:
+            self._slots.opened(slot)
+        elif event.kind == abi.EventKind.TOKEN:
+            if wanted:
+                self._on_token(session, slot, generation, event)
+            if event.flags:
+                self._on_end(session, slot, generation, event)
+        elif event.kind == abi.EventKind.FINISHED:
+            if wanted:
+                self._on_first(session, slot, generation)
+            self._on_end(session, slot, generation, event)
+        elif event.kind == abi.EventKind.CLOSED:
+            self._release(slot)
+        elif event.kind == abi.EventKind.FAILED:
+            if wanted:
+                self._fail(generation, _fault(event.status))
+            self._release(slot)
+        else:
+            self._log.error("unknown_event", kind=event.kind)
+
+    def _on_token(self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event) -> None:
+        if generation.clock.first is None:
+            self._on_first(session, slot, generation)
+        wanted = generation.request.logprobs
+        if wanted is None:
+            generation.add(TokenRecord(event.token))
+        else:
+            generation.add(_token_record(event.token, session.channel.record(slot.index, event.record), wanted))
+
+    def _on_first(self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration) -> None:
+        generation.clock.first = asyncio.get_running_loop().time()
+        wanted = generation.request.prompt_logprobs
+        if wanted is not None:
+            ids = generation.request.prompt_ids
+            found = session.channel.prompt_records(slot.index, len(ids))
+            generation.prompt_records = tuple(
+                _token_record(token, record, wanted) for token, record in zip(ids, found, strict=True)
+            )
+
+    def _on_end(self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event) -> None:
+        """The engine has ended it normally; a cancelled one is only released."""
+        if slot.state is not SlotState.CLOSING:
+            self._finished += 1
+            generation.finish(self._result(session, slot, generation, event))
+            duration = asyncio.get_running_loop().time() - (generation.clock.placed or generation.clock.submitted)
+            self._mean_duration_s += (duration - self._mean_duration_s) * (_SMOOTHING if self._mean_duration_s else 1.0)
+        self._release(slot)
+
+    def _result(
+        self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
+    ) -> GenerateResult:
+        request, clock = generation.request, generation.clock
+        usage = session.channel.usage(slot.index)
+        now = asyncio.get_running_loop().time()
+        placed = clock.placed or clock.submitted
+        first = clock.first or now
+        stopped = bool(event.flags & abi.Finish.STOP)
+        reason: FinishReason = "stop" if stopped else "length"
+        return GenerateResult(
+            finish_reason=reason,
+            stop_token=event.token if stopped else None,
+            prompt_tokens=len(request.prompt_ids),
+            completion_tokens=generation.received,
+            cached_tokens=usage.cached_tokens,
+            prompt_records=generation.prompt_records,
+            experts=ExpertUsage(
+                request.experts.per_token or self._info.experts_per_token, usage.assignments, usage.trimmed, usage.dropped
+            ),
+            queue_ms=(placed - clock.submitted) * 1000,
+            prefill_ms=(first - placed) * 1000,
+            decode_ms=(now - first) * 1000,
+        )
+
+    # ------------------------------------------------------------------- end
+
+    def _release(self, slot: Slot[LiveGeneration]) -> None:
+        # A close that was not pushed yet is pointless now, and its generation is over.
+        self._closes = [close for close in self._closes if close.index != slot.index]
+        self._slots.release(slot)
+        self._update_idle()
+        if self._queue:
+            self._schedule_pump()
+
+    def _fail(self, generation: LiveGeneration, error: RequestError) -> None:
+        if not generation.ended:
+            self._failed += 1
+            generation.fail(error)
+
+    def _fail_all(self, reason: str) -> None:
+        error = OverloadedError(reason, code="draining", retry_after_s=RETRY_AFTER_LOADING_S)
+        while self._queue:
+            self._fail(self._queue.popleft(), error)
+        for slot in self._slots.running():
+            assert slot.owner is not None, "a running slot has an owner"
+            self._closes.append(Close(slot.index, slot.generation))
+            self._fail(slot.owner, error)
+            self._slots.close(slot)
+        self._schedule_pump()
+        self._update_idle()
+
+    def _update_idle(self) -> None:
+        if not self._queue and not self._slots.busy:
+            self._idle.set()
+
+
+def _slot_request(request: GenerateRequest, generation: int, layer_experts: Sequence[int]) -> SlotRequest:
+    sampling, policy = request.sampling, request.experts
+    flags = abi.RequestFlag(0)
+    if request.logprobs is not None:
+        flags |= abi.RequestFlag.LOGPROBS
+    if request.prompt_logprobs is not None:
+        flags |= abi.RequestFlag.PROMPT_LOGPROBS
+    return SlotRequest(
+        generation=generation,
+        seed=sampling.seed,
+        prompt_ids=request.prompt_ids,
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        choice=request.choice,
+        flags=flags,
+        top_logprobs=request.logprobs or 0,
+        prompt_top_logprobs=request.prompt_logprobs or 0,
+        bias=sampling.logit_bias,
+        stop_ids=request.stop_token_ids,
+        policy=[(min(policy.per_token or own, own), policy.threshold if own else 0.0) for own in layer_experts],
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        top_k=sampling.top_k,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+    )
+
+
+def _token_record(token: int, record: SlotRecord, wanted: int) -> TokenRecord:
+    logprob = None if record.logprob != record.logprob else record.logprob  # NaN at prompt position 0
+    return TokenRecord(token, logprob, record.top[:wanted])
+
+
+def _fault(status: int) -> RequestError:
+    """Why the engine failed one request and not its neighbours."""
+    if status == abi.Status.NO_TOKEN:
+        return RequestError(
+            "logit_bias leaves no token to generate; allow at least one", param="logit_bias", code="unsupported_value"
+        )
+    if status == abi.Status.MEMORY:
+        return RequestError(
+            "the request can never fit the KV memory; shorten the prompt or lower max_tokens",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    if status == abi.Status.NOT_FINITE:
+        return EngineFaultError("the model produced values that are not finite; try another prompt or model precision")
+    if status == abi.Status.ARGUMENT:
+        return RequestError("the engine refuses a value of the request; report this as a bug of colibrid")
+    return EngineFaultError(f"the engine failed this request (status {status}); send it again")

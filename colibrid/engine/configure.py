@@ -1,0 +1,113 @@
+"""From a spec and a manifest to the configuration that C opens, and its memory bill."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+from colibrid.config.sizes import format_bytes
+from colibrid.engine import abi
+from colibrid.engine.library import Library
+from colibrid.engine.spec import EngineSpec, TierSpec, channel_shape
+from colibrid.engine.state import MemoryPlan
+from colibrid.engine.tables import ModelTables
+from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
+from colibrid.model.manifest import Manifest
+
+KV_SHARE_OF_HOST = 0.25  # of the available memory, for the CPU's KV tier when its size is auto
+
+_MODEL_STATUSES = frozenset(
+    {abi.Status.IO, abi.Status.FORMAT, abi.Status.CHECKSUM, abi.Status.NOT_FINITE, abi.Status.MODULE}
+)
+_CONFIG_STATUSES = frozenset({abi.Status.ARGUMENT, abi.Status.MEMORY, abi.Status.UNSUPPORTED})
+
+
+class EngineSetup:
+    """Owns a `clb_engine_config` and all that it points to, until open has returned."""
+
+    def __init__(self, library: Library, spec: EngineSpec, manifest: Manifest) -> None:
+        self._library = library
+        self._spec = spec
+        self._tables = ModelTables(manifest)
+        self._modules: ctypes.Array[abi.ModuleRef] | None = None
+        self.config = abi.EngineConfig(
+            abi_version=abi.ABI_VERSION,
+            struct_bytes=ctypes.sizeof(abi.EngineConfig),
+            channel=channel_shape(spec, manifest).to_c(),
+            prefill_chunk=spec.prefill_chunk,
+            prefill_tokens=spec.prefill_tokens,
+            kv_precision=abi.Precision[spec.kv_precision.upper()],
+            max_tokens_per_expert=spec.max_tokens_per_expert,
+            threads=1,
+            weights=abi.Weights[spec.weights.upper()],
+            dummy_seed=spec.dummy_seed,
+            tier_weights=_tier(spec.tier_weights),
+            tier_kv=_tier(spec.tier_kv),
+            tier_temp=_tier(spec.tier_temp),
+            dir_fd=-1,
+            command_fd=-1,
+            event_fd=-1,
+            model=ctypes.pointer(self._tables.desc),
+        )
+
+    def plan(self) -> MemoryPlan:
+        """The bill of the configuration as it stands. ConfigError or ModelError if C refuses it."""
+        plan, error = abi.MemoryPlan(), abi.Error()
+        status = self._library.c.clb_engine_plan(
+            ctypes.byref(self.config), ctypes.byref(plan), ctypes.byref(error)
+        )
+        if status != abi.Status.OK:
+            raise self.error(status, error)
+        return MemoryPlan(**{name: getattr(plan, name) for name, _ in abi.MemoryPlan._fields_})
+
+    def fit(self, available: int) -> MemoryPlan:
+        """Size an automatic KV tier for a host with `available` bytes, and return the bill.
+
+        ConfigError if even so the engine would take more than memory.device_fraction of it.
+        """
+        plan = self.plan()
+        if self._spec.tier_kv.bytes == 0:
+            page = self._spec.tier_kv.page_bytes
+            share = min(KV_SHARE_OF_HOST, self._spec.device_fraction)
+            budget = max(int(available * share) // page * page, page)
+            if plan.kv > budget:
+                self.config.tier_kv.bytes = budget
+                plan = self.plan()
+        limit = int(available * self._spec.device_fraction)
+        if plan.total > limit:
+            raise ConfigError(
+                f"the engine needs {format_bytes(plan.total)} (weights {format_bytes(plan.weights)}, "
+                f"kv {format_bytes(plan.kv)}, temp {format_bytes(plan.temp)}), but {format_bytes(limit)} is "
+                f"memory.device_fraction {self._spec.device_fraction} of the available {format_bytes(available)}; "
+                "lower batch.slots, model.max_seq_len or memory.tiers.kv.bytes, or use a smaller model"
+            )
+        return plan
+
+    def use_modules(self, names: Sequence[str], paths: Sequence[str]) -> None:
+        """Kernel modules that C may load; `paths` must stay valid until open has returned."""
+        self._modules = (abi.ModuleRef * len(names))(
+            *(abi.ModuleRef(name.encode(), path.encode()) for name, path in zip(names, paths, strict=True))
+        )
+        self.config.modules = self._modules
+        self.config.module_count = len(names)
+
+    def error(self, status: int, error: abi.Error) -> ColibridError:
+        """The exception for a failed plan or open."""
+        text = error.message.decode("utf-8", "replace") or "the engine gave no reason"
+        message = f"{text} ({self._library.status_name(status)})"
+        if status in _MODEL_STATUSES:
+            return ModelError(message)
+        if status in _CONFIG_STATUSES:
+            return ConfigError(message)
+        return EngineError(message)
+
+
+def plan_memory(library: Library, spec: EngineSpec, manifest: Manifest) -> MemoryPlan:
+    """What an engine of this spec would take, without looking at the host. Raises as EngineSetup.plan does."""
+    return EngineSetup(library, spec, manifest).plan()
+
+
+def _tier(tier: TierSpec) -> abi.TierConfig:
+    return abi.TierConfig(tier.bytes, tier.page_bytes, abi.HugePages[tier.huge_pages.upper()])
+
+

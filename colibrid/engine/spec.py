@@ -1,0 +1,120 @@
+"""What one engine is asked to be: the settings that matter to it, resolved against a pack. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+from colibrid.config.settings import HugePages, Settings, TierSettings
+from colibrid.config.sizes import parse_bytes
+from colibrid.engine.channel import ChannelShape
+from colibrid.engine.tables import experts_per_token, max_experts
+from colibrid.errors import ConfigError
+from colibrid.model.manifest import Manifest
+
+_KIB = 1 << 10
+_MIB = 1 << 20
+_MIN_PAGE = 4 * _KIB
+_MAX_PAGE = 1 << 30
+_EXACT_RUN = 16  # tokens; the cache pool rounds longer runs up
+
+
+class TierSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One memory tier (clb_tier_config)."""
+
+    bytes: int  # 0 = auto: what is needed
+    page_bytes: int
+    huge_pages: HugePages
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that the worker needs besides the pack's own description."""
+
+    pack_dir: str
+    device: Literal["cpu", "cuda"]
+    slots: int
+    max_seq_len: int
+    prefill_chunk: int
+    prefill_tokens: int
+    kv_precision: Literal["fp32", "fp16"]
+    max_tokens_per_expert: int  # 0 = none
+    weights: Literal["files", "dummy"]
+    dummy_seed: int
+    device_fraction: float
+    tier_weights: TierSpec
+    tier_kv: TierSpec
+    tier_temp: TierSpec
+
+
+def make_spec(settings: Settings, pack_dir: str, manifest: Manifest) -> EngineSpec:
+    """Resolve every `auto`. ConfigError if a setting does not fit the model, naming it, its value and the limit."""
+    shapes = manifest.hyperparameters
+    batch = settings.batch
+    max_seq_len = settings.model.max_seq_len or shapes.max_positions
+    if max_seq_len > shapes.max_positions:
+        raise ConfigError(
+            f"model.max_seq_len is {max_seq_len}, but the model was made for {shapes.max_positions}; lower it"
+        )
+    if batch.prefill_tokens < batch.prefill_chunk:
+        raise ConfigError(
+            f"batch.prefill_tokens is {batch.prefill_tokens}, below batch.prefill_chunk {batch.prefill_chunk}; raise it"
+        )
+    own = experts_per_token(manifest)
+    if settings.experts.per_token is not None and settings.experts.per_token > own:
+        raise ConfigError(f"experts.per_token is {settings.experts.per_token}, but the model uses {own}; lower it")
+    tiers = settings.memory.tiers
+    return EngineSpec(
+        pack_dir=pack_dir,
+        device="cuda" if settings.engine.device == "cuda" else "cpu",
+        slots=batch.slots,
+        max_seq_len=max_seq_len,
+        prefill_chunk=batch.prefill_chunk,
+        prefill_tokens=batch.prefill_tokens,
+        kv_precision="fp16" if settings.kv.precision == "fp16" else "fp32",
+        max_tokens_per_expert=settings.experts.max_tokens_per_expert or 0,
+        weights=settings.model.weights,
+        dummy_seed=settings.model.dummy_seed,
+        device_fraction=settings.memory.device_fraction,
+        tier_weights=_tier("weights", tiers.weights, 2 * _MIB),
+        tier_kv=_tier("kv", tiers.kv, 64 * _KIB),
+        tier_temp=_tier("temp", tiers.temp, 4 * _KIB),
+    )
+
+
+def channel_shape(spec: EngineSpec, manifest: Manifest) -> ChannelShape:
+    """The channel between daemon and this engine."""
+    return ChannelShape(
+        slots=spec.slots,
+        layers=len(manifest.layers),
+        vocab_size=manifest.hyperparameters.vocab_size,
+        hidden=manifest.hyperparameters.hidden,
+        max_experts=max_experts(manifest),
+        max_seq_len=spec.max_seq_len,
+    )
+
+
+def run_tokens(tokens: int) -> int:
+    """Tokens that the KV tier reserves for a request of `tokens` (clb_cache_capacity): n * 2^e with n in 8..16."""
+    if tokens <= _EXACT_RUN:
+        return tokens
+    unit = 1 << (math.ceil(math.log2(tokens)) - 4)
+    return -(-tokens // unit) * unit
+
+
+def _tier(name: str, tier: TierSettings, default_page: int) -> TierSpec:
+    page = default_page if tier.page_size == "auto" else _size(f"memory.tiers.{name}.page_size", tier.page_size)
+    if not _MIN_PAGE <= page <= _MAX_PAGE or page & (page - 1):
+        raise ConfigError(
+            f"memory.tiers.{name}.page_size is {page} bytes; it must be a power of two from {_MIN_PAGE} to {_MAX_PAGE}"
+        )
+    size = 0 if tier.bytes == "auto" else _size(f"memory.tiers.{name}.bytes", tier.bytes)
+    return TierSpec(bytes=size, page_bytes=page, huge_pages=tier.huge_pages)
+
+
+def _size(name: str, value: str | int) -> int:
+    try:
+        return parse_bytes(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
