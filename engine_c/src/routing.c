@@ -64,8 +64,8 @@ static float divisor(const clb_layer_desc* layer, const float* logits, float lar
   } else {
     sum = 1.0f;
   }
-  /* sigmoids of very negative logits may all be 0: their weights then are 0, not NaN */
-  return sum > 0.0f ? sum : 1.0f;
+  CLB_ASSERT(sum > 0.0f); /* exact_math.h keeps every sigmoid above 0, and the best softmax score here is 1 */
+  return sum;
 }
 
 static void select_token(const clb_routing_args* args, uint32_t token) {

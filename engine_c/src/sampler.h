@@ -15,7 +15,8 @@
  * The draw is Philox4x32-10, key = seed, counter = (choice, position, 0, 0): a function of the request and the output
  * position, never of slot, step or company. Values after 2 and 3 saturate at +-FLT_MAX.
  *
- * No allocation, no full sort: borders are found by selection, O(vocab) expected, in scratch given by the caller.
+ * No allocation, no sort: borders are found digit by digit over the ordered bits of the values (radix selection), O(vocab)
+ * whatever the values are, in scratch given by the caller.
  *
  * Threads: pure functions over their arguments; counts and scratch belong to the caller.
  */
