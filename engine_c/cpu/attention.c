@@ -30,18 +30,33 @@ static float dot(const float* restrict a, const float* restrict b, size_t count)
   return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
 }
 
-/* head_dim values that start `offset` values into the KV of one position, as fp32. */
-static inline const float* kv_row(const clb_attention_shape* shape, const clb_kv_view* kv, uint32_t position,
-                                  size_t offset, float* restrict buffer) {
-  const size_t token_values = (size_t)2 * shape->kv_heads * shape->head_dim;
+/* One head's rows of K or V at a position and after it, up to `left` positions in the same run. */
+typedef struct rows {
+  const void* first;
+  uint32_t left;
+} rows;
+
+/* Rows [position, end) as far as they lie in one run. */
+static rows rows_at(const clb_attention_shape* shape, const clb_attention_kv* kv, int values, uint32_t kv_head,
+                    uint32_t position, uint32_t end) {
   const int in_prefix = position < kv->prefix_tokens;
-  const void* const base = in_prefix ? kv->prefix : kv->own;
-  const size_t start = (size_t)(in_prefix ? position : position - kv->prefix_tokens) * token_values + offset;
+  const clb_kv_layer* const run = in_prefix ? &kv->prefix : &kv->own;
+  const uint32_t border = in_prefix && kv->prefix_tokens < end ? kv->prefix_tokens : end;
+  const size_t index = in_prefix ? position : position - kv->prefix_tokens;
+  const size_t element = ((size_t)kv_head * run->capacity + index) * shape->head_dim;
+  const size_t bytes = shape->kv_precision == CLB_FP32 ? sizeof(float) : sizeof(uint16_t);
+  return (rows){(const unsigned char*)(values ? run->v : run->k) + element * bytes, border - position};
+}
+
+/* Row `index` as fp32: in place, or widened into `buffer`. */
+static inline const float* row_as_float(const clb_attention_shape* shape, const void* first, size_t index,
+                                        float* restrict buffer) {
+  const size_t dim = shape->head_dim;
   if (shape->kv_precision == CLB_FP32) {
-    return (const float*)base + start;
+    return (const float*)first + index * dim;
   }
-  const uint16_t* const halves = (const uint16_t*)base + start;
-  for (size_t d = 0; d < shape->head_dim; d++) {
+  const uint16_t* const halves = (const uint16_t*)first + index * dim;
+  for (size_t d = 0; d < dim; d++) {
     buffer[d] = clb_float_of_half(halves[d]);
   }
   return buffer;
@@ -67,42 +82,59 @@ static void update_softmax(walk* state, size_t head, uint32_t count, uint32_t he
   state->weight_sum[head] = sum;
 }
 
-/* Query heads [0, heads) of kv head `kv_head`. */
-static void attend_group(const clb_attention_shape* shape, const clb_kv_view* kv, uint32_t kv_head, size_t heads,
-                         const float* query, float* output) {
+/* state.scores[h][j] = scale * query h . K at position begin + j, for `count` positions. */
+static void score_block(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t kv_head, size_t heads,
+                        const float* query, uint32_t begin, uint32_t count, walk* state) {
   const size_t dim = shape->head_dim;
-  const size_t k_offset = (size_t)kv_head * dim;
-  const size_t v_offset = (size_t)(shape->kv_heads + kv_head) * dim;
   float buffer[CLB_MAX_HEAD_DIM];
+  for (uint32_t j = 0; j < count;) {
+    const rows k = rows_at(shape, kv, 0, kv_head, begin + j, begin + count);
+    for (uint32_t i = 0; i < k.left; i++, j++) {
+      const float* const row = row_as_float(shape, k.first, i, buffer);
+      for (size_t h = 0; h < heads; h++) {
+        state->scores[h][j] = dot(query + h * dim, row, dim) * shape->scale;
+      }
+    }
+  }
+}
+
+/* output[h] += sum_j state.scores[h][j] * V at position begin + j, j rising. */
+static void add_values(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t kv_head, size_t heads,
+                       uint32_t begin, uint32_t count, const walk* state, float* output) {
+  const size_t dim = shape->head_dim;
+  float buffer[CLB_MAX_HEAD_DIM];
+  for (uint32_t j = 0; j < count;) {
+    const rows v = rows_at(shape, kv, 1, kv_head, begin + j, begin + count);
+    for (uint32_t i = 0; i < v.left; i++, j++) {
+      const float* const row = row_as_float(shape, v.first, i, buffer);
+      for (size_t h = 0; h < heads; h++) {
+        const float weight = state->scores[h][j];
+        float* restrict const sum = output + h * dim;
+        for (size_t d = 0; d < dim; d++) {
+          sum[d] += weight * row[d];
+        }
+      }
+    }
+  }
+}
+
+/* Query heads [0, heads) of one kv head. */
+static void attend_group(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t tokens,
+                         uint32_t kv_head, size_t heads, const float* query, float* output) {
+  const size_t dim = shape->head_dim;
   walk state;
   for (size_t h = 0; h < heads; h++) {
     state.largest[h] = -INFINITY;
     state.weight_sum[h] = 0.0f;
   }
-  for (size_t i = 0; i < heads * dim; i++) {
-    output[i] = 0.0f;
-  }
-  for (uint32_t begin = 0; begin < kv->tokens; begin += CLB_ATTENTION_BLOCK) {
-    const uint32_t count = kv->tokens - begin < CLB_ATTENTION_BLOCK ? kv->tokens - begin : CLB_ATTENTION_BLOCK;
-    for (uint32_t j = 0; j < count; j++) {
-      const float* const k = kv_row(shape, kv, begin + j, k_offset, buffer);
-      for (size_t h = 0; h < heads; h++) {
-        state.scores[h][j] = dot(query + h * dim, k, dim) * shape->scale;
-      }
-    }
+  memset(output, 0, heads * dim * sizeof(float));
+  for (uint32_t begin = 0; begin < tokens; begin += CLB_ATTENTION_BLOCK) {
+    const uint32_t count = tokens - begin < CLB_ATTENTION_BLOCK ? tokens - begin : CLB_ATTENTION_BLOCK;
+    score_block(shape, kv, kv_head, heads, query, begin, count, &state);
     for (size_t h = 0; h < heads; h++) {
       update_softmax(&state, h, count, shape->head_dim, output + h * dim);
     }
-    for (uint32_t j = 0; j < count; j++) {
-      const float* const v = kv_row(shape, kv, begin + j, v_offset, buffer);
-      for (size_t h = 0; h < heads; h++) {
-        const float weight = state.scores[h][j];
-        float* restrict const sum = output + h * dim;
-        for (size_t d = 0; d < dim; d++) {
-          sum[d] += weight * v[d];
-        }
-      }
-    }
+    add_values(shape, kv, kv_head, heads, begin, count, &state, output);
   }
   for (size_t h = 0; h < heads; h++) {
     const float scale = 1.0f / state.weight_sum[h];
@@ -112,25 +144,39 @@ static void attend_group(const clb_attention_shape* shape, const clb_kv_view* kv
   }
 }
 
-void clb_attention(const clb_attention_shape* shape, const clb_kv_view* kv, const float* query, float* output) {
+void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t tokens, const float* query,
+                   float* output) {
   const uint32_t group = shape->heads / shape->kv_heads;
   for (uint32_t kv_head = 0; kv_head < shape->kv_heads; kv_head++) {
     for (uint32_t first = 0; first < group; first += GROUP) {
       const size_t heads = group - first < GROUP ? group - first : GROUP;
       const size_t offset = ((size_t)kv_head * group + first) * shape->head_dim;
-      attend_group(shape, kv, kv_head, heads, query + offset, output + offset);
+      attend_group(shape, kv, tokens, kv_head, heads, query + offset, output + offset);
     }
   }
 }
 
-void clb_kv_append(const clb_attention_shape* shape, const float* values, uint32_t index, void* run_layer) {
-  const size_t count = (size_t)2 * shape->kv_heads * shape->head_dim;
+static void store_row(const clb_attention_shape* shape, const float* values, void* base, size_t element) {
+  const size_t dim = shape->head_dim;
   if (shape->kv_precision == CLB_FP32) {
-    memcpy((float*)run_layer + index * count, values, count * sizeof(float));
+    memcpy((float*)base + element, values, dim * sizeof(float));
     return;
   }
-  uint16_t* const halves = (uint16_t*)run_layer + index * count;
-  for (size_t i = 0; i < count; i++) {
-    halves[i] = clb_half_of_float(values[i]);
+  uint16_t* const halves = (uint16_t*)base + element;
+  for (size_t d = 0; d < dim; d++) {
+    halves[d] = clb_half_of_float(values[d]);
+  }
+}
+
+void clb_kv_append(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t position,
+                   const float* values) {
+  const size_t dim = shape->head_dim;
+  const int in_prefix = position < kv->prefix_tokens;
+  const clb_kv_layer* const run = in_prefix ? &kv->prefix : &kv->own;
+  const size_t index = in_prefix ? position : position - kv->prefix_tokens;
+  for (size_t h = 0; h < shape->kv_heads; h++) {
+    const size_t element = (h * run->capacity + index) * dim;
+    store_row(shape, values + h * dim, run->k, element);
+    store_row(shape, values + (shape->kv_heads + h) * dim, run->v, element);
   }
 }

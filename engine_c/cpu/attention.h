@@ -1,12 +1,11 @@
 /*
  * attention.h: grouped-query attention of one token over its slot's KV, and appending to it.
  *
- * KV of one (run, layer), in values of the KV precision:
- *   token 0                         | token 1 ...
- *   K (kv_heads, head_dim) | V (kv_heads, head_dim) | K | V ...
+ * K and V of one (run, layer), elements of the KV precision (the layout of cache_pool.h):
+ *   K, V  [kv_head][capacity][head_dim]
  * The positions of a slot are those of its shared prefix run, then those of its own run:
- *   position  0 .. prefix_tokens - 1        -> prefix[position]
- *             prefix_tokens .. tokens - 1   -> own[position - prefix_tokens]
+ *   position  0 .. prefix_tokens - 1        -> index position of the prefix run
+ *             prefix_tokens .. tokens - 1   -> index position - prefix_tokens of the own run
  *
  * Order of additions: positions in rising order in blocks of CLB_ATTENTION_BLOCK counted from position
  * 0, a running maximum per block; so the bits depend on the values and the length alone, and are the
@@ -22,12 +21,21 @@
 #define CLB_ATTENTION_BLOCK 64u
 #define CLB_MAX_HEAD_DIM 256u
 
-typedef struct clb_kv_view {
-  const void* prefix; /* one layer of the prefix run; may be NULL when prefix_tokens is 0 */
-  const void* own;    /* one layer of the own run */
-  uint32_t prefix_tokens;
-  uint32_t tokens;    /* positions to attend to, prefix included; > 0 */
-} clb_kv_view;
+/* One layer of one run. */
+typedef struct clb_kv_layer {
+  void* k;           /* (kv_heads, capacity, head_dim) */
+  void* v;           /* the same */
+  uint32_t capacity; /* tokens */
+  uint32_t reserved;
+} clb_kv_layer;
+
+/* One layer of what a slot sees. */
+typedef struct clb_attention_kv {
+  clb_kv_layer prefix;    /* unused when prefix_tokens is 0 */
+  clb_kv_layer own;       /* unused when no position lies there */
+  uint32_t prefix_tokens; /* positions below this lie in the prefix run, for reading and for writing */
+  uint32_t reserved;
+} clb_attention_kv;
 
 typedef struct clb_attention_shape {
   uint32_t heads;
@@ -37,11 +45,14 @@ typedef struct clb_attention_shape {
   float scale;
 } clb_attention_shape;
 
-/* output (heads, head_dim) = softmax(scale * query . K) V. query: (heads, head_dim). */
-void clb_attention(const clb_attention_shape* shape, const clb_kv_view* kv, const float* query, float* output);
+/* output (heads, head_dim) = softmax(scale * query . K) V over positions [0, tokens), tokens > 0.
+   query: (heads, head_dim). */
+void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t tokens, const float* query,
+                   float* output);
 
-/* Writes one token's K and V, (2, kv_heads, head_dim) fp32, at place `index` of one layer of a run.
-   fp16 rounds to nearest even and saturates. */
-void clb_kv_append(const clb_attention_shape* shape, const float* values, uint32_t index, void* run_layer);
+/* Writes K and V of one position, given as (2, kv_heads, head_dim) fp32: K, then V. fp16 rounds to nearest
+   even and saturates. */
+void clb_kv_append(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t position,
+                   const float* values);
 
 #endif /* CLB_CPU_ATTENTION_H */

@@ -1,0 +1,345 @@
+/*
+ * engine.c: open, check, stats, mail, close. The owner of everything below it; the loop is in loop.c.
+ *
+ * Open takes all memory in a fixed order and gives it back in reverse: every step leaves its object either
+ * whole or zero, so close works on a half-built engine and is the only error path.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "assert.h"
+#include "engine_internal.h"
+
+#define HUGE_PAGE_BYTES 2097152u
+
+/* The parts of the host block; sizes as in engine_plan.c. */
+typedef struct host_parts {
+  clb_pool_node* nodes[CLB_TIER_COUNT];
+  clb_layer_desc* layer_table;
+  float* rope;
+  void* loader;
+  void* kernels;
+} host_parts;
+
+static unsigned char* next_part(unsigned char** at, uint64_t bytes) {
+  unsigned char* const part = *at;
+  *at += (bytes + 63u) & ~UINT64_C(63);
+  return part;
+}
+
+static clb_engine* take_host(const clb_model_desc* model, const clb_sizes* sizes, host_parts* parts) {
+  unsigned char* at = aligned_alloc(64, sizes->host_bytes);
+  if (at == NULL) {
+    return NULL;
+  }
+  const unsigned char* const end = at + sizes->host_bytes;
+  memset(at, 0, sizes->host_bytes);
+  clb_engine* const engine = (clb_engine*)(void*)next_part(&at, sizeof *engine);
+  clb_pool_node* const nodes = (clb_pool_node*)(void*)next_part(
+      &at, ((uint64_t)CLB_FIXED_NODES * 2 + sizes->cache.nodes) * sizeof *nodes);
+  parts->nodes[CLB_TIER_WEIGHTS] = nodes;
+  parts->nodes[CLB_TIER_TEMP] = nodes + CLB_FIXED_NODES;
+  parts->nodes[CLB_TIER_KV] = nodes + 2 * CLB_FIXED_NODES;
+  parts->layer_table = (clb_layer_desc*)(void*)next_part(&at, model->layers * sizeof(clb_layer_desc));
+  parts->rope = (float*)(void*)next_part(&at, model->head_dim / 2 * sizeof(float));
+  parts->loader = next_part(&at, sizes->loader.host_bytes);
+  parts->kernels = next_part(&at, clb_kernels_bytes(model));
+  CLB_ASSERT(at == end);
+  return engine;
+}
+
+/* Our own copies of what the caller may free after open. */
+static void copy_model(clb_engine* engine, const clb_engine_config* config, const host_parts* parts) {
+  const clb_model_desc* const model = config->model;
+  memcpy(parts->layer_table, model->layer_table, model->layers * sizeof model->layer_table[0]);
+  memcpy(parts->rope, model->rope_inv_freq, model->head_dim / 2 * sizeof(float));
+  engine->config = *config;
+  engine->config.model = &engine->model;
+  engine->config.modules = NULL;
+  engine->config.module_count = 0;
+  engine->model = *model;
+  engine->model.layer_table = parts->layer_table;
+  engine->model.rope_inv_freq = parts->rope;
+  engine->model.section_table = NULL;
+  engine->model.file_table = NULL;
+  engine->attention = (clb_attention_shape){
+      .heads = model->heads,
+      .kv_heads = model->kv_heads,
+      .head_dim = model->head_dim,
+      .kv_precision = config->kv_precision,
+      .scale = model->attention_scale,
+  };
+}
+
+static int32_t map_tier(clb_engine* engine, uint32_t tier, const clb_tier_config* config, uint64_t bytes,
+                        uint64_t alignment, clb_pool_tier_config* pool, clb_error* error) {
+  static const char* const names[CLB_TIER_COUNT] = {"weights", "kv", "temp"};
+  uint64_t align = alignment > config->page_bytes ? alignment : config->page_bytes;
+  if (config->huge_pages != CLB_HUGE_OFF && align < HUGE_PAGE_BYTES) {
+    align = HUGE_PAGE_BYTES;
+  }
+  const int32_t status = clb_map_open(&engine->maps[tier], bytes, align, config->huge_pages);
+  if (status != CLB_OK) {
+    return clb_fail(error, status, "tier %s: the system does not give %llu bytes%s", names[tier],
+                    (unsigned long long)bytes,
+                    config->huge_pages == CLB_HUGE_REQUIRE ? " of huge pages; set huge_pages to try" : "");
+  }
+  pool->base = (uint64_t)(uintptr_t)engine->maps[tier].base;
+  pool->bytes = bytes;
+  pool->page_bytes = config->page_bytes;
+  return CLB_OK;
+}
+
+static int32_t open_pools(clb_engine* engine, const host_parts* parts, clb_error* error) {
+  const clb_engine_config* const config = &engine->config;
+  const clb_sizes* const sizes = &engine->sizes;
+  clb_pool_tier_config pools[CLB_TIER_COUNT];
+  memset(pools, 0, sizeof pools);
+  int32_t status = map_tier(engine, CLB_TIER_WEIGHTS, &config->tier_weights, sizes->weights_tier,
+                            sizes->loader.weights_alignment, &pools[CLB_TIER_WEIGHTS], error);
+  if (status == CLB_OK) {
+    status = map_tier(engine, CLB_TIER_KV, &config->tier_kv, sizes->kv_tier, 0, &pools[CLB_TIER_KV], error);
+  }
+  if (status == CLB_OK) {
+    status = map_tier(engine, CLB_TIER_TEMP, &config->tier_temp, sizes->temp_tier, 0, &pools[CLB_TIER_TEMP], error);
+  }
+  if (status != CLB_OK) {
+    return status;
+  }
+  for (uint32_t tier = 0; tier < CLB_TIER_COUNT; tier++) {
+    pools[tier].nodes = parts->nodes[tier];
+    pools[tier].node_count = tier == CLB_TIER_KV ? sizes->cache.nodes : CLB_FIXED_NODES;
+  }
+  status = clb_pool_open(&engine->pool, pools);
+  if (status != CLB_OK) {
+    return clb_fail(error, status, "memory tiers: sizes and pages do not fit together");
+  }
+  engine->built = CLB_BUILT_POOL;
+  return CLB_OK;
+}
+
+static unsigned char* extent_address(const clb_engine* engine, const clb_extent* extent) {
+  return (unsigned char*)engine->maps[extent->tier].base + extent->offset;
+}
+
+/* The blocks of the weights and temp tiers; they stay until close. */
+static int32_t take_blocks(clb_engine* engine, clb_error* error) {
+  const clb_sizes* const sizes = &engine->sizes;
+  clb_pool* const pool = &engine->pool;
+  int32_t status = clb_pool_alloc(pool, CLB_TIER_WEIGHTS, sizes->loader.weights_bytes, 0, CLB_MEM_DENSE,
+                                  &engine->weights_extent);
+  if (status == CLB_OK) {
+    status = clb_pool_alloc(pool, CLB_TIER_TEMP, sizes->step_bytes, 0, CLB_MEM_STEP, &engine->step_extent);
+  }
+  if (status == CLB_OK) {
+    status = clb_pool_alloc(pool, CLB_TIER_TEMP, sizes->slot_bytes, 0, CLB_MEM_OTHER, &engine->slot_extent);
+  }
+  if (status == CLB_OK) {
+    status = clb_dispatch_open(pool, &sizes->dispatch, &engine->dispatch_extent);
+  }
+  if (status != CLB_OK) {
+    return clb_fail(error, status, "memory tiers: a block of the plan does not fit");
+  }
+  (void)clb_place_step_buffers(&engine->config, sizes, extent_address(engine, &engine->step_extent),
+                               &engine->buffers);
+  (void)clb_place_slots(&engine->config, extent_address(engine, &engine->slot_extent), engine->slots);
+  engine->dispatch = extent_address(engine, &engine->dispatch_extent);
+  for (uint32_t i = 0; i < sizes->step_tokens; i++) {
+    engine->buffers.identity[i] = i;
+  }
+  return CLB_OK;
+}
+
+static void show_progress(void* context, uint64_t loaded_bytes) {
+  clb_engine* const engine = context;
+  engine->stats.loaded_bytes = loaded_bytes;
+  clb_channel_set_loaded(&engine->channel, loaded_bytes);
+}
+
+static int32_t load_weights(clb_engine* engine, const clb_engine_config* config, const host_parts* parts,
+                            clb_error* error) {
+  const clb_loader_config loader = {
+      .model = config->model,
+      .weights = config->weights,
+      .dir_fd = config->dir_fd,
+      .dummy_seed = config->dummy_seed,
+      .memory = extent_address(engine, &engine->weights_extent),
+      .memory_bytes = engine->weights_extent.bytes,
+      .host = parts->loader,
+      .host_bytes = engine->sizes.loader.host_bytes,
+      .progress = show_progress,
+      .progress_context = engine,
+  };
+  const clb_weight_table* table = NULL;
+  int32_t status = clb_loader_load(&loader, &table, error);
+  if (status == CLB_OK) {
+    status = clb_kernels_open(&engine->kernels, config->modules, config->module_count, config->model, table,
+                              parts->kernels, error);
+  }
+  return status;
+}
+
+static int32_t open_cache(clb_engine* engine, clb_error* error) {
+  clb_cache_config config = engine->sizes.cache_config;
+  config.layer_table = engine->model.layer_table;
+  config.host_base = engine->maps[CLB_TIER_KV].base;
+  const int32_t status = clb_cache_open(&engine->cache, &engine->pool, &config);
+  if (status != CLB_OK) {
+    return clb_fail(error, status, "the KV cache does not open");
+  }
+  engine->kv = engine->maps[CLB_TIER_KV].base;
+  engine->built = CLB_BUILT_CACHE;
+  return CLB_OK;
+}
+
+static int32_t build(clb_engine* engine, const clb_engine_config* config, const host_parts* parts,
+                     clb_error* error) {
+  int32_t status =
+      clb_channel_attach(&engine->channel, config->channel_base, config->channel_bytes, &config->channel);
+  if (status != CLB_OK) {
+    return clb_fail(error, status, "the channel was formatted by another version or for another configuration");
+  }
+  engine->attached = 1;
+  clb_channel_set_phase(&engine->channel, CLB_PHASE_LOADING);
+  status = open_pools(engine, parts, error);
+  status = status != CLB_OK ? status : take_blocks(engine, error);
+  status = status != CLB_OK ? status : load_weights(engine, config, parts, error);
+  status = status != CLB_OK ? status : open_cache(engine, error);
+  clb_channel_set_phase(&engine->channel, status == CLB_OK ? CLB_PHASE_READY : CLB_PHASE_FAILED);
+  return status;
+}
+
+int32_t clb_engine_open(const clb_engine_config* config, clb_engine** engine, clb_error* error) {
+  clb_sizes sizes;
+  host_parts parts;
+  *engine = NULL;
+  int32_t status = clb_sizes_compute(config, &sizes, error);
+  if (status != CLB_OK) {
+    return status;
+  }
+  if (config->module_count > 0 && config->modules == NULL) {
+    return clb_fail(error, CLB_ERR_ARGUMENT, "engine configuration: module_count is %u, but there is no list",
+                    config->module_count);
+  }
+  clb_engine* const made = take_host(config->model, &sizes, &parts);
+  if (made == NULL) {
+    return clb_fail(error, CLB_ERR_MEMORY, "the system does not give %llu bytes for the engine",
+                    (unsigned long long)sizes.host_bytes);
+  }
+  made->sizes = sizes;
+  copy_model(made, config, &parts);
+  status = build(made, config, &parts, error);
+  if (status != CLB_OK) {
+    clb_engine_close(made);
+    return status;
+  }
+  made->stats.kv_bytes = sizes.kv_tier;
+  made->stats.weights_bytes = sizes.weights_tier;
+  made->stats.temp_bytes = sizes.temp_tier;
+  clb_channel_set_stats(&made->channel, &made->stats);
+  *engine = made;
+  return CLB_OK;
+}
+
+/* Everything that open slots and shared runs hold; then the fixed blocks. */
+static void give_back_blocks(clb_engine* engine) {
+  for (uint32_t slot = 0; slot < engine->config.channel.slots; slot++) {
+    if (engine->slots[slot].state != CLB_SLOT_FREE) {
+      clb_slot_release(engine, slot);
+    }
+  }
+  int32_t status = engine->built < CLB_BUILT_CACHE ? CLB_OK : clb_cache_close(&engine->cache);
+  CLB_ASSERT(status == CLB_OK);
+  clb_extent* const extents[] = {&engine->dispatch_extent, &engine->slot_extent, &engine->step_extent,
+                                 &engine->weights_extent};
+  for (size_t i = 0; i < sizeof extents / sizeof extents[0]; i++) {
+    if (extents[i]->bytes > 0) {
+      status = clb_pool_free(&engine->pool, extents[i]);
+      CLB_ASSERT(status == CLB_OK);
+    }
+  }
+  status = clb_pool_close(&engine->pool);
+  CLB_ASSERT(status == CLB_OK); /* all free: nothing of ours was lost */
+}
+
+void clb_engine_close(clb_engine* engine) {
+  if (engine == NULL) {
+    return;
+  }
+  if (engine->built >= CLB_BUILT_POOL) {
+    give_back_blocks(engine);
+  }
+  clb_kernels_close(&engine->kernels);
+  for (uint32_t tier = CLB_TIER_COUNT; tier > 0; tier--) {
+    clb_map_close(&engine->maps[tier - 1]);
+  }
+  free(engine);
+}
+
+/* ------------------------------------------------------- while it is open */
+
+int32_t clb_engine_post(clb_engine* engine, uint32_t mail) {
+  if (mail != CLB_MAIL_STOP && mail != CLB_MAIL_CHECK) {
+    return CLB_ERR_ARGUMENT;
+  }
+  (void)atomic_fetch_or_explicit(&engine->mail, 1u << mail, memory_order_release);
+  if (engine->config.command_fd >= 0) {
+    const uint64_t one = 1;
+    if (write(engine->config.command_fd, &one, sizeof one) < 0) {
+      return CLB_OK; /* the counter is full, so the loop is being woken anyway */
+    }
+  }
+  return CLB_OK;
+}
+
+int32_t clb_engine_stats(const clb_engine* engine, clb_stats* stats) {
+  (void)clb_channel_stats(engine->channel.base, stats);
+  return CLB_OK;
+}
+
+/* Open slots stand in `order` once each, and nobody else does. */
+static int32_t check_slots(const clb_engine* engine, clb_error* error) {
+  uint32_t seen[CLB_MAX_SLOTS] = {0};
+  for (uint32_t i = 0; i < engine->order_count; i++) {
+    seen[engine->order[i]]++;
+  }
+  for (uint32_t i = 0; i < engine->config.channel.slots; i++) {
+    const clb_slot* const slot = &engine->slots[i];
+    if (seen[i] != (slot->state == CLB_SLOT_FREE ? 0u : 1u)) {
+      return clb_fail(error, CLB_ERR_INTERNAL, "slot %u: in state %u, but %u times in the order", i, slot->state,
+                      seen[i]);
+    }
+    if (slot->state == CLB_SLOT_FREE) {
+      continue;
+    }
+    if (slot->computed > slot->asked || slot->asked > slot->request.prompt_tokens) {
+      return clb_fail(error, CLB_ERR_INTERNAL, "slot %u: computed %u, asked %u, prompt %u", i, slot->computed,
+                      slot->asked, slot->request.prompt_tokens);
+    }
+    const uint32_t decoding = slot->state == CLB_SLOT_DECODE ? 1u : 0u;
+    if (decoding != (slot->computed == slot->request.prompt_tokens ? 1u : 0u) ||
+        slot->generated > slot->request.max_tokens || (decoding == 0 && slot->generated != 0)) {
+      return clb_fail(error, CLB_ERR_INTERNAL, "slot %u: in state %u with %u of %u prompt and %u of %u output tokens",
+                      i, slot->state, slot->computed, slot->request.prompt_tokens, slot->generated,
+                      slot->request.max_tokens);
+    }
+  }
+  return CLB_OK;
+}
+
+int32_t clb_engine_check(const clb_engine* engine, clb_error* error) {
+  const int32_t status = check_slots(engine, error);
+  if (status != CLB_OK) {
+    return status;
+  }
+  if (clb_cache_check(&engine->cache) != CLB_OK) {
+    return clb_fail(error, CLB_ERR_INTERNAL, "KV cache or memory pool: a count does not add up");
+  }
+  if (engine->stats.expert_relaunches != 0 || engine->stats.allocations_after_open != 0) {
+    return clb_fail(error, CLB_ERR_INTERNAL, "%llu experts ran twice in a step, %llu blocks were taken after open",
+                    (unsigned long long)engine->stats.expert_relaunches,
+                    (unsigned long long)engine->stats.allocations_after_open);
+  }
+  return engine->fault == CLB_OK ? CLB_OK : clb_fail(error, engine->fault, "the event ring or its fd broke");
+}

@@ -1,0 +1,138 @@
+/*
+ * engine_internal.h: the engine and its slots, shared by engine.c, engine_plan.c, loop.c, commands.c, output.c
+ * and step.c, and by nobody else.
+ *
+ * Ownership: clb_engine owns three tier mappings, the pools over them, and one host block that holds the engine
+ * itself and every table. After clb_engine_open nothing is allocated.
+ *
+ *   host block  | clb_engine | pool nodes | layer table | rope | loader's table | kernel map |
+ *   temp tier   | step buffers | expert dispatch buffers | slot memory |
+ *
+ * A slot:   FREE --OPEN, request valid--> WAITING --its runs fit--> PROMPT --prompt computed--> DECODE
+ *           any of them --finish, failure or CLOSE--> FREE
+ * Open slots are kept in `order`, oldest first; memory and prefill are given in that order.
+ */
+#ifndef CLB_ENGINE_INTERNAL_H
+#define CLB_ENGINE_INTERNAL_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "../cpu/attention.h"
+#include "../include/colibri.h"
+#include "cache_pool.h"
+#include "channel.h"
+#include "kernel_dispatch.h"
+#include "loader.h"
+#include "loader_internal.h" /* clb_fail */
+#include "memory_pool.h"
+#include "step.h"
+
+typedef enum clb_slot_state {
+  CLB_SLOT_FREE = 0,
+  CLB_SLOT_WAITING = 1, /* for KV memory */
+  CLB_SLOT_PROMPT = 2,  /* prompt tokens are left to compute */
+  CLB_SLOT_DECODE = 3
+} clb_slot_state;
+
+#define CLB_NO_POSITION UINT32_MAX
+#define CLB_FIXED_NODES 16u /* pool nodes of a tier whose blocks stay from open to close */
+
+typedef enum clb_built { CLB_BUILT_NOTHING = 0, CLB_BUILT_POOL = 1, CLB_BUILT_CACHE = 2 } clb_built;
+
+typedef struct clb_slot {
+  clb_request request;       /* private, checked copy */
+  uint32_t state;            /* clb_slot_state */
+  uint32_t computed;         /* prompt positions whose KV is there, prefix included */
+  uint32_t asked;            /* prompt positions that PREFILL commands asked for */
+  uint32_t generated;        /* tokens sampled */
+  int32_t last_token;        /* input of the next decode step */
+  uint32_t needs_counts;     /* 1: penalties are on */
+  uint32_t mask_position[2]; /* output position whose mask lies in each half of request_mask, or NO_POSITION */
+  uint64_t assignments;
+  uint64_t trimmed;
+  uint64_t dropped;
+  int32_t* prompt;           /* (max_seq_len) */
+  uint32_t* counts;          /* (vocab) see sampler.h */
+  clb_bias* bias;            /* (CLB_MAX_BIAS) */
+  int32_t* stops;            /* (CLB_MAX_STOP_IDS) */
+  clb_expert_policy* policy; /* (layers) */
+} clb_slot;
+
+/* Every size that open takes; computed by clb_sizes_compute, which reads no file. */
+typedef struct clb_sizes {
+  clb_channel_layout channel;
+  clb_loader_sizes loader;
+  clb_cache_config cache_config;
+  clb_cache_plan_result cache;
+  clb_dispatch_layout dispatch;
+  uint64_t step_bytes;   /* step buffers */
+  uint64_t slot_bytes;   /* slot memory, all slots */
+  uint64_t weights_tier; /* bytes of each tier, a multiple of its page */
+  uint64_t kv_tier;
+  uint64_t temp_tier;
+  uint64_t host_bytes;
+  uint32_t step_tokens;  /* T: most rows of one step */
+  uint32_t k_max;        /* most experts of one token in any layer; 0: no MoE layer */
+  uint32_t max_experts;
+  uint32_t shared_width; /* largest shared or dense width */
+} clb_sizes;
+
+struct clb_engine {
+  clb_engine_config config; /* model, modules and their strings are not valid after open */
+  clb_model_desc model;     /* layer_table and rope_inv_freq point to our copies, the other tables are NULL */
+  clb_sizes sizes;
+  clb_channel channel;
+  clb_map maps[CLB_TIER_COUNT];
+  clb_pool pool;
+  clb_extent weights_extent;
+  clb_extent step_extent;
+  clb_extent dispatch_extent;
+  clb_extent slot_extent;
+  clb_cache cache;
+  clb_kernels kernels;
+  clb_attention_shape attention;
+  clb_step_buffers buffers;
+  unsigned char* dispatch; /* start of the expert dispatch buffers */
+  unsigned char* kv;       /* start of the KV tier */
+  clb_slot slots[CLB_MAX_SLOTS];
+  uint32_t order[CLB_MAX_SLOTS]; /* open slots, oldest first */
+  uint32_t order_count;
+  uint32_t events_pushed;        /* since the event fd was last written */
+  int32_t fault;                 /* not OK: an invariant is broken, the loop ends */
+  uint32_t attached;             /* 1: channel may be used */
+  uint32_t built;                /* clb_built: how far open came */
+  clb_stats stats;
+  uint64_t step_number;
+  _Atomic uint32_t mail;
+};
+
+/* ------------------------------------------------------- engine_plan.c */
+
+/* Checks the whole configuration and computes every size. Fails like clb_engine_plan. */
+int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb_error* error);
+/* Lay out a block: with base NULL only the size is meant. Both return the bytes they need. */
+uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes* sizes, unsigned char* base,
+                                clb_step_buffers* buffers);
+uint64_t clb_place_slots(const clb_engine_config* config, unsigned char* base, clb_slot* slots);
+
+/* ---------------------------------------------------------- commands.c */
+
+/* Takes every command that waits, then opens slots whose memory fits, oldest first. */
+void clb_apply_commands(clb_engine* engine);
+
+/* ------------------------------------------------------------ output.c */
+
+void clb_push_event(clb_engine* engine, const clb_event* event);
+/* Gives back everything the slot holds; its state becomes FREE. No event. */
+void clb_slot_release(clb_engine* engine, uint32_t slot);
+/* Releases the slot and tells why. */
+void clb_slot_fail(clb_engine* engine, uint32_t slot, int32_t status);
+/* After a prefill step of `count` rows: prompt records, first tokens, ends. */
+void clb_finish_prefill(clb_engine* engine, uint32_t count);
+/* After a decode step of `count` rows: one token per row. */
+void clb_finish_decode(clb_engine* engine, uint32_t count);
+/* 1 iff output position `slot.generated` may be sampled now: the record ring has room and its mask is there. */
+int clb_slot_may_sample(clb_engine* engine, uint32_t slot);
+
+#endif /* CLB_ENGINE_INTERNAL_H */

@@ -1,0 +1,188 @@
+/* kernel_dispatch.c: see kernel_dispatch.h. */
+#include "kernel_dispatch.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "assert.h"
+
+static const char* const precision_names[] = {"fp32", "fp16", "bf16"};
+
+static uint64_t round_up(uint64_t bytes) { return (bytes + 63u) & ~(uint64_t)63u; }
+
+uint64_t clb_kernels_bytes(const clb_model_desc* model) {
+  uint64_t bytes = round_up(model->layers * sizeof(clb_layer_kernels));
+  for (uint32_t l = 0; l < model->layers; l++) {
+    bytes += round_up(model->layer_table[l].experts * sizeof(clb_expert_entry));
+  }
+  return bytes;
+}
+
+static int32_t fail(clb_error* error, const char* name, const char* what) {
+  error->status = CLB_ERR_MODULE;
+  (void)snprintf(error->message, sizeof error->message, "kernel module %s %s", name, what);
+  return CLB_ERR_MODULE;
+}
+
+/* The loader's own text may name a folder, so only the module's name is passed on. */
+static int32_t load_module(clb_kernels* kernels, const clb_module_ref* ref, clb_error* error) {
+  void* const handle = dlopen(ref->path, RTLD_NOW | RTLD_LOCAL);
+  if (handle == NULL) {
+    return fail(error, ref->name, "cannot be loaded; reinstall colibrid for this machine");
+  }
+  const uint32_t index = kernels->module_count++;
+  kernels->handles[index] = handle;
+  kernels->modules[index] = NULL;
+  clb_module_entry_fn entry = NULL;
+  void* const symbol = dlsym(handle, CLB_MODULE_ENTRY);
+  memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast from object to function pointer */
+  if (entry == NULL) {
+    return fail(error, ref->name, "does not export " CLB_MODULE_ENTRY);
+  }
+  const clb_module* const module = entry();
+  if (module == NULL || module->abi_version != CLB_ABI_VERSION || module->struct_bytes != sizeof(clb_module)) {
+    return fail(error, ref->name, "was built for another version of colibrid; reinstall both together");
+  }
+  if (module->linear == NULL || module->expert == NULL || module->row == NULL || module->supported == NULL) {
+    return fail(error, ref->name, "has an incomplete table of kernels");
+  }
+  if (module->supported() == 1) {
+    kernels->modules[index] = module;
+  }
+  return CLB_OK;
+}
+
+static const clb_module* find_module(const clb_kernels* kernels, const clb_tensor* tensor) {
+  const clb_module* best = NULL;
+  for (uint32_t i = 0; i < kernels->module_count; i++) {
+    const clb_module* const module = kernels->modules[i];
+    if (module == NULL || module->precision != tensor->precision || module->layout != tensor->layout) {
+      continue;
+    }
+    if (best == NULL || module->rank > best->rank) {
+      best = module;
+    }
+  }
+  return best;
+}
+
+/* A tensor with its kernel; all zero if the model has none. */
+static int32_t bind_matrix(const clb_kernels* kernels, const clb_tensor* tensor, clb_matrix* matrix,
+                           clb_error* error) {
+  memset(matrix, 0, sizeof *matrix);
+  if (tensor->data == NULL) {
+    return CLB_OK;
+  }
+  CLB_ASSERT(tensor->precision <= CLB_BF16);
+  *matrix = (clb_matrix){tensor->data, find_module(kernels, tensor), tensor->rows, tensor->cols};
+  if (matrix->kernel == NULL) {
+    return fail(error, precision_names[tensor->precision], "is needed by the model, but none runs on this machine");
+  }
+  return CLB_OK;
+}
+
+static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* weights, int32_t layer,
+                           int32_t expert, clb_expert_entry* entry, clb_error* error) {
+  const clb_tensor* const gate = clb_weight(weights, CLB_ROLE_GATE, layer, expert);
+  const clb_tensor* const up = clb_weight(weights, CLB_ROLE_UP, layer, expert);
+  const clb_tensor* const down = clb_weight(weights, CLB_ROLE_DOWN, layer, expert);
+  clb_matrix matrix;
+  const int32_t status = bind_matrix(kernels, gate, &matrix, error);
+  memset(entry, 0, sizeof *entry);
+  if (status != CLB_OK || gate->data == NULL) {
+    return status;
+  }
+  if (up->precision != gate->precision || down->precision != gate->precision || up->layout != gate->layout ||
+      down->layout != gate->layout) {
+    error->status = CLB_ERR_UNSUPPORTED;
+    (void)snprintf(error->message, sizeof error->message,
+                   "layer %d expert %d: gate, up and down must have one precision and layout", (int)layer,
+                   (int)expert);
+    return CLB_ERR_UNSUPPORTED;
+  }
+  entry->gate = gate->data;
+  entry->up = up->data;
+  entry->down = down->data;
+  entry->run = matrix.kernel->expert;
+  entry->width = gate->rows;
+  return CLB_OK;
+}
+
+static int32_t bind_layer(const clb_kernels* kernels, const clb_weight_table* weights, int32_t l,
+                          uint32_t experts, clb_layer_kernels* layer, clb_error* error) {
+  const struct {
+    uint32_t role;
+    clb_matrix* matrix;
+  } matrices[] = {{CLB_ROLE_QKV, &layer->qkv},
+                  {CLB_ROLE_OUT, &layer->out},
+                  {CLB_ROLE_ROUTER, &layer->router},
+                  {CLB_ROLE_SHARED_GATE, &layer->shared_gate}};
+  int32_t status = CLB_OK;
+  for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && status == CLB_OK; i++) {
+    status = bind_matrix(kernels, clb_weight(weights, matrices[i].role, l, -1), matrices[i].matrix, error);
+  }
+  layer->attn_norm = clb_weight(weights, CLB_ROLE_ATTN_NORM, l, -1)->data;
+  layer->ffn_norm = clb_weight(weights, CLB_ROLE_FFN_NORM, l, -1)->data;
+  layer->qkv_bias = clb_weight(weights, CLB_ROLE_QKV_BIAS, l, -1)->data;
+  if (status == CLB_OK) {
+    status = bind_expert(kernels, weights, l, -1, &layer->shared, error);
+  }
+  for (uint32_t e = 0; e < experts && status == CLB_OK; e++) {
+    status = bind_expert(kernels, weights, l, (int32_t)e, &layer->experts[e], error);
+  }
+  return status;
+}
+
+static void place_map(clb_kernels* kernels, const clb_model_desc* model, void* memory) {
+  unsigned char* next = memory;
+  memset(memory, 0, clb_kernels_bytes(model));
+  kernels->layers = (clb_layer_kernels*)(void*)next;
+  next += round_up(model->layers * sizeof(clb_layer_kernels));
+  for (uint32_t l = 0; l < model->layers; l++) {
+    kernels->layers[l].experts = (clb_expert_entry*)(void*)next;
+    next += round_up(model->layer_table[l].experts * sizeof(clb_expert_entry));
+  }
+}
+
+static int32_t bind_model(clb_kernels* kernels, const clb_model_desc* model, const clb_weight_table* weights,
+                          clb_error* error) {
+  int32_t status = bind_matrix(kernels, clb_weight(weights, CLB_ROLE_EMBEDDING, -1, -1), &kernels->embedding, error);
+  if (status == CLB_OK) {
+    status = bind_matrix(kernels, clb_weight(weights, CLB_ROLE_HEAD, -1, -1), &kernels->head, error);
+  }
+  if (kernels->head.data == NULL) {
+    kernels->head = kernels->embedding;
+  }
+  kernels->final_norm = clb_weight(weights, CLB_ROLE_FINAL_NORM, -1, -1)->data;
+  for (uint32_t l = 0; l < model->layers && status == CLB_OK; l++) {
+    status = bind_layer(kernels, weights, (int32_t)l, model->layer_table[l].experts, &kernels->layers[l], error);
+  }
+  return status;
+}
+
+int32_t clb_kernels_open(clb_kernels* kernels, const clb_module_ref* refs, uint32_t ref_count,
+                         const clb_model_desc* model, const clb_weight_table* weights, void* memory,
+                         clb_error* error) {
+  CLB_ASSERT(ref_count <= CLB_MAX_MODULES);
+  memset(kernels, 0, sizeof *kernels);
+  int32_t status = CLB_OK;
+  for (uint32_t i = 0; i < ref_count && status == CLB_OK; i++) {
+    status = load_module(kernels, &refs[i], error);
+  }
+  if (status == CLB_OK) {
+    place_map(kernels, model, memory);
+    status = bind_model(kernels, model, weights, error);
+  }
+  if (status != CLB_OK) {
+    clb_kernels_close(kernels);
+  }
+  return status;
+}
+
+void clb_kernels_close(clb_kernels* kernels) {
+  for (uint32_t i = kernels->module_count; i > 0; i--) {
+    (void)dlclose(kernels->handles[i - 1]);
+  }
+  memset(kernels, 0, sizeof *kernels);
+}

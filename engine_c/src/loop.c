@@ -1,0 +1,183 @@
+/*
+ * loop.c: receive, plan, step, fan out.
+ *
+ *   turn   commands -> at most one prefill step -> one decode step -> eventfd and counters
+ *   run    turns until MAIL_STOP or a fault; with nothing to do it spins 50 us, then sleeps in poll
+ *
+ * A prefill step takes, oldest request first, from each slot the tokens up to its next chunk border; a chunk
+ * that does not fit into the step any more waits, and so do the younger ones. Borders are multiples of
+ * prefill_chunk in the request's own positions, so they do not depend on company.
+ */
+#define _POSIX_C_SOURCE 200809L
+#include <poll.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "assert.h"
+#include "engine_internal.h"
+#include "float_mode.h"
+
+enum {
+  SPIN_NS = 50000,
+  IDLE_WAIT_MS = 1000,
+  BLOCKED_WAIT_MS = 1 /* a slot waits for room in its ring or for its mask, which come without a command */
+};
+
+static void add_row(clb_engine* engine, uint32_t index, uint32_t slot, uint32_t position, int32_t token) {
+  engine->buffers.rows[index] = (clb_step_row){.slot = slot, .position = position, .token = token};
+}
+
+/* Where the slot's next chunk ends; `computed` when nothing may run. */
+static uint32_t chunk_end(clb_engine* engine, uint32_t slot) {
+  const clb_slot* const s = &engine->slots[slot];
+  const uint32_t chunk = engine->config.prefill_chunk;
+  const uint32_t border = s->computed - s->computed % chunk + chunk;
+  const uint32_t end = border < s->request.prompt_tokens ? border : s->request.prompt_tokens;
+  if (end > s->asked) {
+    return s->computed; /* whole chunks only: the rest was not asked for yet */
+  }
+  if (end == s->request.prompt_tokens && s->request.max_tokens > 0 && !clb_slot_may_sample(engine, slot)) {
+    return s->computed; /* the last chunk samples the first token, whose mask is late */
+  }
+  return end;
+}
+
+static uint32_t plan_prefill(clb_engine* engine) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < engine->order_count; i++) {
+    const uint32_t slot = engine->order[i];
+    const clb_slot* const s = &engine->slots[slot];
+    if (s->state != CLB_SLOT_PROMPT) {
+      continue;
+    }
+    const uint32_t end = chunk_end(engine, slot);
+    if (end - s->computed > engine->config.prefill_tokens - count) {
+      break;
+    }
+    for (uint32_t position = s->computed; position < end; position++) {
+      add_row(engine, count++, slot, position, s->prompt[position]);
+    }
+  }
+  return count;
+}
+
+static uint32_t plan_decode(clb_engine* engine) {
+  uint32_t count = 0;
+  for (uint32_t slot = 0; slot < engine->config.channel.slots; slot++) {
+    const clb_slot* const s = &engine->slots[slot];
+    if (s->state == CLB_SLOT_DECODE && clb_slot_may_sample(engine, slot)) {
+      add_row(engine, count++, slot, s->request.prompt_tokens + s->generated - 1, s->last_token);
+    }
+  }
+  return count;
+}
+
+static void publish(clb_engine* engine) {
+  engine->stats.slots_open = engine->order_count;
+  engine->stats.kv_bytes_used = clb_cache_used(&engine->cache);
+  clb_channel_set_stats(&engine->channel, &engine->stats);
+  if (engine->events_pushed > 0 && engine->config.event_fd >= 0) {
+    const uint64_t one = 1;
+    if (write(engine->config.event_fd, &one, sizeof one) != (ssize_t)sizeof one) {
+      engine->fault = CLB_ERR_INTERNAL; /* an eventfd takes a 1 unless nobody ever reads it */
+    }
+  }
+  engine->events_pushed = 0;
+}
+
+int32_t clb_engine_turn(clb_engine* engine, uint32_t* worked) {
+  const clb_float_mode mode = clb_float_mode_enter();
+  *worked = 0;
+  clb_apply_commands(engine);
+  const uint32_t prompt_rows = plan_prefill(engine);
+  if (prompt_rows > 0) {
+    clb_step_forward(engine, prompt_rows);
+    clb_finish_prefill(engine, prompt_rows);
+    *worked = 1;
+  }
+  const uint32_t decode_rows = plan_decode(engine);
+  if (decode_rows > 0) {
+    clb_step_forward(engine, decode_rows);
+    clb_finish_decode(engine, decode_rows);
+    *worked = 1;
+  }
+  publish(engine);
+  clb_float_mode_leave(mode);
+  return engine->fault;
+}
+
+static uint64_t now_ns(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static int something_waits(clb_engine* engine) {
+  return clb_channel_pending(&engine->channel) > 0 || atomic_load_explicit(&engine->mail, memory_order_acquire) != 0;
+}
+
+/* A slot could go on if the daemon read its records or wrote its mask. */
+static int somebody_blocked(const clb_engine* engine) {
+  for (uint32_t i = 0; i < engine->order_count; i++) {
+    const clb_slot* const s = &engine->slots[engine->order[i]];
+    if (s->state == CLB_SLOT_DECODE) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* Returns when there may be something to do, after a second at the latest. */
+static void wait_for_work(clb_engine* engine) {
+  const uint64_t start = now_ns();
+  const int blocked = somebody_blocked(engine);
+  while (!blocked && now_ns() - start < SPIN_NS) {
+    if (something_waits(engine)) {
+      return;
+    }
+  }
+  struct pollfd wake = {.fd = engine->config.command_fd, .events = POLLIN, .revents = 0};
+  if (poll(&wake, 1, blocked ? BLOCKED_WAIT_MS : IDLE_WAIT_MS) > 0) {
+    uint64_t signals;
+    if (read(engine->config.command_fd, &signals, sizeof signals) < 0) {
+      return; /* somebody else took the signal; the ring is looked at in any case */
+    }
+  }
+}
+
+static void idle(clb_engine* engine, uint64_t* last_beat) {
+  wait_for_work(engine);
+  const uint64_t now = now_ns();
+  if (now - *last_beat >= 1000000000u) {
+    *last_beat = now;
+    engine->stats.progress++;
+    clb_channel_set_progress(&engine->channel, engine->stats.progress);
+  }
+}
+
+int32_t clb_engine_run(clb_engine* engine) {
+  uint64_t last_beat = 0;
+  if (engine->config.command_fd < 0) {
+    return CLB_ERR_STATE;
+  }
+  for (;;) {
+    uint32_t worked = 0;
+    const uint32_t mail = atomic_exchange_explicit(&engine->mail, 0, memory_order_acq_rel);
+    if ((mail & (1u << CLB_MAIL_STOP)) != 0) {
+      clb_channel_set_phase(&engine->channel, CLB_PHASE_STOPPED);
+      return CLB_OK;
+    }
+    if ((mail & (1u << CLB_MAIL_CHECK)) != 0) {
+      clb_error error;
+      engine->fault = clb_engine_check(engine, &error);
+    }
+    const int32_t status = engine->fault != CLB_OK ? engine->fault : clb_engine_turn(engine, &worked);
+    if (status != CLB_OK) {
+      clb_channel_set_phase(&engine->channel, CLB_PHASE_FAILED);
+      return status;
+    }
+    if (worked == 0) {
+      idle(engine, &last_beat);
+    }
+  }
+}

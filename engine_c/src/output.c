@@ -1,0 +1,254 @@
+/*
+ * output.c: what comes out of a step: prompt records, sampled tokens, events, and the end of a slot.
+ *
+ * Owns nothing; works on the engine's slots, channel and logits buffer. Called by loop.c and commands.c at
+ * step boundaries only. Sampling depends on the request, its output position and its logits, never on slot,
+ * row or company.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "assert.h"
+#include "engine_internal.h"
+#include "sampler.h"
+
+void clb_push_event(clb_engine* engine, const clb_event* event) {
+  /* The event ring holds more than all open slots can say, so no room means that the other side broke the rules. */
+  if (clb_channel_push_event(&engine->channel, event) != CLB_OK) {
+    engine->fault = CLB_ERR_INTERNAL;
+    return;
+  }
+  engine->events_pushed++;
+}
+
+static clb_event event_of(const clb_engine* engine, uint32_t kind, uint32_t slot) {
+  clb_event event;
+  memset(&event, 0, sizeof event);
+  event.kind = kind;
+  event.slot = slot;
+  event.generation = engine->slots[slot].request.generation;
+  return event;
+}
+
+/* The counters of the slot's request, as far as they are known. */
+static void write_usage(clb_engine* engine, uint32_t slot) {
+  const clb_slot* const s = &engine->slots[slot];
+  clb_result* const result = clb_channel_result(&engine->channel, slot);
+  result->assignments = s->assignments;
+  result->trimmed = s->trimmed;
+  result->dropped = s->dropped;
+}
+
+void clb_slot_release(clb_engine* engine, uint32_t slot) {
+  clb_slot* const s = &engine->slots[slot];
+  CLB_ASSERT(s->state != CLB_SLOT_FREE);
+  if (s->state != CLB_SLOT_WAITING) {
+    const int32_t status = clb_cache_slot_close(&engine->cache, slot);
+    CLB_ASSERT(status == CLB_OK);
+  }
+  write_usage(engine, slot);
+  s->state = CLB_SLOT_FREE;
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < engine->order_count; i++) {
+    if (engine->order[i] != slot) {
+      engine->order[kept++] = engine->order[i];
+    }
+  }
+  CLB_ASSERT(kept + 1 == engine->order_count);
+  engine->order_count = kept;
+}
+
+void clb_slot_fail(clb_engine* engine, uint32_t slot, int32_t status) {
+  clb_event event = event_of(engine, CLB_EVENT_FAILED, slot);
+  event.status = status;
+  clb_slot_release(engine, slot);
+  engine->stats.requests_failed++;
+  clb_push_event(engine, &event);
+}
+
+/* Generation ended as it should; `event` says how. */
+static void finish(clb_engine* engine, uint32_t slot, const clb_event* event) {
+  clb_slot_release(engine, slot);
+  engine->stats.requests_done++;
+  clb_push_event(engine, event);
+}
+
+int clb_slot_may_sample(clb_engine* engine, uint32_t slot) {
+  const clb_slot* const s = &engine->slots[slot];
+  if (!clb_channel_has_room(&engine->channel, slot)) {
+    return 0;
+  }
+  return (s->request.flags & CLB_REQ_MASKED) == 0 || s->mask_position[s->generated & 1u] == s->generated;
+}
+
+static int is_stop(const clb_slot* slot, int32_t token) {
+  for (uint32_t i = 0; i < slot->request.stop_count; i++) {
+    if (slot->stops[i] == token) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* Samples output position `generated` from one row of logits. May release the slot. */
+static void sample(clb_engine* engine, uint32_t slot, const float* logits) {
+  clb_slot* const s = &engine->slots[slot];
+  const uint32_t position = s->generated;
+  clb_record* const record = clb_channel_record(&engine->channel, slot);
+  const clb_sampler_args args = {
+      .logits = logits,
+      .request = &s->request,
+      .bias = s->bias,
+      .stops = s->stops,
+      .mask = (s->request.flags & CLB_REQ_MASKED) != 0 ? clb_channel_mask(&engine->channel, slot, position) : NULL,
+      .counts = s->needs_counts != 0 ? s->counts : NULL,
+      .scratch = engine->buffers.sampler_scratch,
+      .vocab = engine->model.vocab_size,
+      .position = position,
+  };
+  CLB_ASSERT(record != NULL);
+  clb_record made; /* private: what is decided from it must not change under our hands */
+  const int32_t status = clb_sampler_run(&args, &made);
+  if (status != CLB_OK) {
+    clb_slot_fail(engine, slot, status);
+    return;
+  }
+  *record = made;
+  s->generated = position + 1;
+  s->last_token = made.token;
+  if (s->needs_counts != 0) {
+    clb_sampler_count(s->counts, engine->model.vocab_size, made.token);
+  }
+  clb_event event = event_of(engine, CLB_EVENT_TOKEN, slot);
+  event.record = clb_channel_commit(&engine->channel, slot);
+  event.position = position;
+  event.token = made.token;
+  if (is_stop(s, made.token)) {
+    event.flags = CLB_FINISH_STOP;
+  } else if (s->generated == s->request.max_tokens) {
+    event.flags = CLB_FINISH_LENGTH;
+  }
+  if (event.flags != 0) {
+    finish(engine, slot, &event);
+  } else {
+    clb_push_event(engine, &event);
+  }
+}
+
+/* Adds rows [first, end) of the step to the slot's counters. The status of the first bad row, or OK. */
+static int32_t count_rows(clb_engine* engine, uint32_t slot, uint32_t first, uint32_t end) {
+  clb_slot* const s = &engine->slots[slot];
+  int32_t status = CLB_OK;
+  for (uint32_t i = first; i < end; i++) {
+    const clb_step_row* const row = &engine->buffers.rows[i];
+    s->assignments += row->assignments;
+    s->trimmed += row->trimmed;
+    s->dropped += row->dropped;
+    engine->stats.expert_assignments += row->assignments;
+    engine->stats.expert_trimmed += row->trimmed;
+    engine->stats.expert_dropped += row->dropped;
+    status = status == CLB_OK ? row->status : status;
+  }
+  write_usage(engine, slot);
+  return status;
+}
+
+/* Prompt records of positions that no row of ours computes: 0, and what a prefix run already holds. */
+static void skip_prompt_records(clb_engine* engine, uint32_t slot) {
+  const clb_slot* const s = &engine->slots[slot];
+  clb_prompt_record* const records = clb_channel_prompt_records(&engine->channel, slot);
+  for (uint32_t p = 0; p <= s->request.prefix_tokens; p++) {
+    memset(&records[p], 0, sizeof records[p]);
+    records[p].logprob = NAN;
+  }
+  clb_channel_result(&engine->channel, slot)->prompt_records = s->request.prefix_tokens + 1;
+}
+
+/* Rows [first, end) of one slot: the row of position p gives the record of p + 1. */
+static int32_t prompt_records(clb_engine* engine, uint32_t slot, uint32_t first, uint32_t end) {
+  const clb_slot* const s = &engine->slots[slot];
+  const uint32_t vocab = engine->model.vocab_size;
+  clb_prompt_record* const records = clb_channel_prompt_records(&engine->channel, slot);
+  clb_result* const result = clb_channel_result(&engine->channel, slot);
+  if (engine->buffers.rows[first].position == s->request.prefix_tokens) {
+    skip_prompt_records(engine, slot);
+  }
+  for (uint32_t begin = first; begin < end; begin += CLB_LOGIT_ROWS) {
+    const uint32_t count = end - begin < CLB_LOGIT_ROWS ? end - begin : CLB_LOGIT_ROWS;
+    clb_step_logits(engine, engine->buffers.identity + begin, count);
+    for (uint32_t i = 0; i < count; i++) {
+      const uint32_t position = engine->buffers.rows[begin + i].position + 1;
+      if (position == s->request.prompt_tokens) {
+        continue;
+      }
+      const int32_t status =
+          clb_sampler_prompt(engine->buffers.logits + (size_t)i * vocab, vocab, s->prompt[position],
+                             s->request.prompt_top_logprobs, &records[position]);
+      if (status != CLB_OK) {
+        return status;
+      }
+      result->prompt_records = position + 1;
+    }
+  }
+  return CLB_OK;
+}
+
+/* The prompt is computed; the slot's last row is `row`. */
+static void finish_prompt(clb_engine* engine, uint32_t slot, uint32_t row) {
+  clb_slot* const s = &engine->slots[slot];
+  if (s->request.publish_run != 0) {
+    const int32_t status = clb_cache_publish(&engine->cache, slot);
+    CLB_ASSERT(status == CLB_OK);
+  }
+  if (s->request.max_tokens == 0) {
+    const clb_event event = event_of(engine, CLB_EVENT_FINISHED, slot);
+    finish(engine, slot, &event);
+    return;
+  }
+  s->state = CLB_SLOT_DECODE;
+  clb_step_logits(engine, &row, 1);
+  sample(engine, slot, engine->buffers.logits);
+}
+
+void clb_finish_prefill(clb_engine* engine, uint32_t count) {
+  const clb_step_row* const rows = engine->buffers.rows;
+  uint32_t end = 0;
+  for (uint32_t first = 0; first < count; first = end) {
+    const uint32_t slot = rows[first].slot;
+    clb_slot* const s = &engine->slots[slot];
+    while (end < count && rows[end].slot == slot) {
+      end++;
+    }
+    int32_t status = count_rows(engine, slot, first, end);
+    if (status == CLB_OK && (s->request.flags & CLB_REQ_PROMPT_LOGPROBS) != 0) {
+      status = prompt_records(engine, slot, first, end);
+    }
+    s->computed += end - first;
+    if (status != CLB_OK) {
+      clb_slot_fail(engine, slot, status);
+    } else if (s->computed == s->request.prompt_tokens) {
+      finish_prompt(engine, slot, end - 1);
+    }
+  }
+  engine->stats.steps_prefill++;
+  engine->stats.tokens_prefill += count;
+}
+
+void clb_finish_decode(clb_engine* engine, uint32_t count) {
+  const uint32_t vocab = engine->model.vocab_size;
+  for (uint32_t first = 0; first < count; first += CLB_LOGIT_ROWS) {
+    const uint32_t rows = count - first < CLB_LOGIT_ROWS ? count - first : CLB_LOGIT_ROWS;
+    clb_step_logits(engine, engine->buffers.identity + first, rows);
+    for (uint32_t i = 0; i < rows; i++) {
+      const uint32_t slot = engine->buffers.rows[first + i].slot;
+      const int32_t status = count_rows(engine, slot, first + i, first + i + 1);
+      if (status != CLB_OK) {
+        clb_slot_fail(engine, slot, status);
+      } else {
+        sample(engine, slot, engine->buffers.logits + (size_t)i * vocab);
+      }
+    }
+  }
+  engine->stats.steps_decode++;
+  engine->stats.tokens_decode += count;
+}
