@@ -6,12 +6,15 @@ The HTTP side has checked its own fields; this is the last gate before shared me
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from colibrid.batch.interfaces import EngineInfo
 from colibrid.batch.plan import reserved_tokens
-from colibrid.batch.request import GenerateRequest, Sampling
 from colibrid.engine import abi
 from colibrid.errors import RequestError
+
+if TYPE_CHECKING:
+    from colibrid.batch.interfaces import EngineInfo
+    from colibrid.batch.request import GenerateRequest, Sampling
 
 _MAX_SEED = (1 << 64) - 1
 

@@ -6,14 +6,16 @@ The scheduler writes, one consumer reads; both on the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
-from colibrid.batch.request import GenerateRequest, GenerateResult, TokenRecord
-from colibrid.errors import RequestError
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from types import TracebackType
+
+    from colibrid.batch.request import GenerateRequest, GenerateResult, TokenRecord
+    from colibrid.errors import RequestError
 
 
 class GenerationOwner(Protocol):

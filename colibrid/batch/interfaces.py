@@ -3,23 +3,26 @@
 Use of one generation::
 
     async with scheduler.submit(request) as generation:
-        async for records in generation:      # never empty; a final stop id is the last record
-            ...                               # generation.prompt_records is complete from here on
-        generation.result                     # set when the loop has ended normally
+        async for records in generation:  # never empty; a final stop id is the last record
+            ...  # generation.prompt_records is complete from here on
+        generation.result  # set when the loop has ended normally
 
 Leaving the block, breaking out of the loop or cancelling the task releases the slot within one step.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
-from colibrid.batch.request import GenerateRequest, GenerateResult, TokenRecord
 from colibrid.engine.state import MemoryPlan, Readiness
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from types import TracebackType
+
+    from colibrid.batch.request import GenerateRequest, GenerateResult, TokenRecord
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

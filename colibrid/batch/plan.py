@@ -6,14 +6,17 @@ that is left waits, and those behind it wait with it, so that a long request can
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from colibrid.batch.request import GenerateRequest
 from colibrid.engine.abi import CommandKind
 from colibrid.engine.channel import Command
 from colibrid.engine.spec import run_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from colibrid.batch.request import GenerateRequest
 
 Owner = TypeVar("Owner")
 
@@ -21,14 +24,14 @@ Owner = TypeVar("Owner")
 class FreeSlot(NamedTuple):
     """A slot that can be opened, and the generation that its next owner has."""
 
-    index: int
+    slot: int
     generation: int
 
 
 class Close(NamedTuple):
     """A slot whose owner wants to end."""
 
-    index: int
+    slot: int
     generation: int
 
 
@@ -78,11 +81,11 @@ def make_plan(
     """Place the head of the queue, one after another, while a slot and KV memory are left for it."""
     placements: list[Placement[Owner]] = []
     left = kv_free_tokens
-    for waiting, slot in zip(queue, free, strict=False):
+    for waiting, place in zip(queue, free, strict=False):
         if waiting.run_tokens > left:
             break
         left -= waiting.run_tokens
-        placements.append(Placement(waiting, slot.index, slot.generation))
+        placements.append(Placement(waiting, place.slot, place.generation))
     return Plan(tuple(closes), tuple(placements))
 
 

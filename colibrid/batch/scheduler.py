@@ -12,24 +12,27 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import structlog
 
 from colibrid.batch.admission import check_request
 from colibrid.batch.generation import LiveGeneration, Place
-from colibrid.batch.interfaces import EngineInfo
 from colibrid.batch.plan import Close, FreeSlot, Plan, Waiting, make_plan, reserved_tokens
 from colibrid.batch.request import ExpertPolicy, ExpertUsage, FinishReason, GenerateRequest, GenerateResult, TokenRecord
 from colibrid.batch.slots import Slot, SlotState, SlotTable
-from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings
 from colibrid.engine import abi
 from colibrid.engine.channel import Event, SlotRecord, SlotRequest
-from colibrid.engine.state import Readiness
-from colibrid.engine.supervisor import EngineListener, EngineSession
 from colibrid.errors import EngineFaultError, OverloadedError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colibrid.batch.interfaces import EngineInfo
+    from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings
+    from colibrid.engine.state import Readiness
+    from colibrid.engine.supervisor import EngineListener, EngineSession
 
 RETRY_AFTER_LOADING_S = 1.0
 _MIN_RETRY_AFTER_S = 1.0
@@ -300,7 +303,9 @@ class Scheduler:
             self._detach()
         self._closes.clear()
         for generation in self._slots.release_all():
-            self._fail(generation, EngineFaultError(f"the engine failed while it served this request: {reason}; send it again"))
+            self._fail(
+                generation, EngineFaultError(f"the engine failed while it served this request: {reason}; send it again")
+            )
         self._update_idle()
 
     def engine_gave_up(self, reason: str) -> None:
@@ -333,7 +338,9 @@ class Scheduler:
         for generation in touched.values():
             generation.wake()
 
-    def _on_event(self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event) -> None:
+    def _on_event(
+        self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
+    ) -> None:
         wanted = slot.state is not SlotState.CLOSING
         if event.kind == abi.EventKind.OPENED:
             self._slots.opened(slot)
@@ -355,7 +362,9 @@ class Scheduler:
         else:
             self._log.error("unknown_event", kind=event.kind)
 
-    def _on_token(self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event) -> None:
+    def _on_token(
+        self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
+    ) -> None:
         if generation.clock.first is None:
             self._on_first(session, slot, generation)
         wanted = generation.request.logprobs
@@ -374,7 +383,9 @@ class Scheduler:
                 _token_record(token, record, wanted) for token, record in zip(ids, found, strict=True)
             )
 
-    def _on_end(self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event) -> None:
+    def _on_end(
+        self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
+    ) -> None:
         """The engine has ended it normally; a cancelled one is only released."""
         if slot.state is not SlotState.CLOSING:
             self._finished += 1
@@ -401,7 +412,10 @@ class Scheduler:
             cached_tokens=usage.cached_tokens,
             prompt_records=generation.prompt_records,
             experts=ExpertUsage(
-                request.experts.per_token or self._info.experts_per_token, usage.assignments, usage.trimmed, usage.dropped
+                request.experts.per_token or self._info.experts_per_token,
+                usage.assignments,
+                usage.trimmed,
+                usage.dropped,
             ),
             queue_ms=(placed - clock.submitted) * 1000,
             prefill_ms=(first - placed) * 1000,
@@ -412,7 +426,7 @@ class Scheduler:
 
     def _release(self, slot: Slot[LiveGeneration]) -> None:
         # A close that was not pushed yet is pointless now, and its generation is over.
-        self._closes = [close for close in self._closes if close.index != slot.index]
+        self._closes = [close for close in self._closes if close.slot != slot.index]
         self._slots.release(slot)
         self._update_idle()
         if self._queue:

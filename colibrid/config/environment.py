@@ -47,7 +47,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
 
 def child_environment(package_root: Path) -> dict[str, str]:
-    """This process's environment for a child that must import the same colibrid, also from a source tree."""
+    """The environment for a child that must import the same colibrid, also from a source tree."""
     inherited = dict(os.environ)
     if str(package_root) in (*site.getsitepackages(), site.getusersitepackages()):
         return inherited

@@ -15,13 +15,15 @@ import os
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from colibrid.engine import abi
-from colibrid.engine.library import Library
 from colibrid.errors import EngineError
+
+if TYPE_CHECKING:
+    from colibrid.engine.library import Library
 
 RESULT_RECORDS = 256  # unread records of one slot before it sits out; 176 bytes each
 _POP_EVENTS = 512
@@ -40,7 +42,7 @@ class Command(NamedTuple):
     slot: int
     generation: int
     start: int = 0
-    count: int = 0
+    tokens: int = 0
 
 
 class Event(NamedTuple):
@@ -207,11 +209,14 @@ class DaemonChannel:
     def push(self, commands: Sequence[Command]) -> bool:
         """Publish all commands or none; False if the ring has no room. The caller then wakes the engine."""
         array_type = abi.Command * len(commands)
-        status = self._library.c.clb_command_push(self._map.base, array_type(*commands), len(commands))
+        entries = array_type(*(abi.Command(*command) for command in commands))
+        status = self._library.c.clb_command_push(self._map.base, entries, len(commands))
         if status == abi.Status.FULL:
             return False
         if status != abi.Status.OK:
-            raise EngineError(f"the engine refuses commands ({self._library.status_name(status)}); report this as a bug")
+            raise EngineError(
+                f"the engine refuses commands ({self._library.status_name(status)}); report this as a bug"
+            )
         return True
 
     def pop(self) -> list[Event]:
@@ -285,7 +290,9 @@ class EngineChannel:
         status = library.c.clb_channel_check(self._map.base, size, ctypes.byref(shape.to_c()))
         if status != abi.Status.OK:
             self.close()
-            raise EngineError(f"the channel is not valid ({library.status_name(status)}); daemon and engine differ: reinstall")
+            raise EngineError(
+                f"the channel is not valid ({library.status_name(status)}); daemon and engine differ: reinstall"
+            )
 
     @property
     def base(self) -> int:

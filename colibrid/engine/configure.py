@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from colibrid.config.sizes import format_bytes
 from colibrid.engine import abi
-from colibrid.engine.library import Library
 from colibrid.engine.spec import EngineSpec, TierSpec, channel_shape
 from colibrid.engine.state import MemoryPlan
 from colibrid.engine.tables import ModelTables
 from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
-from colibrid.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colibrid.engine.library import Library
+    from colibrid.model.manifest import Manifest
 
 KV_SHARE_OF_HOST = 0.25  # of the available memory, for the CPU's KV tier when its size is auto
 
@@ -53,12 +57,10 @@ class EngineSetup:
     def plan(self) -> MemoryPlan:
         """The bill of the configuration as it stands. ConfigError or ModelError if C refuses it."""
         plan, error = abi.MemoryPlan(), abi.Error()
-        status = self._library.c.clb_engine_plan(
-            ctypes.byref(self.config), ctypes.byref(plan), ctypes.byref(error)
-        )
+        status = self._library.c.clb_engine_plan(ctypes.byref(self.config), ctypes.byref(plan), ctypes.byref(error))
         if status != abi.Status.OK:
             raise self.error(status, error)
-        return MemoryPlan(**{name: getattr(plan, name) for name, _ in abi.MemoryPlan._fields_})
+        return MemoryPlan(**{name: getattr(plan, name) for name in MemoryPlan.__struct_fields__})
 
     def fit(self, available: int) -> MemoryPlan:
         """Size an automatic KV tier for a host with `available` bytes, and return the bill.
@@ -109,5 +111,3 @@ def plan_memory(library: Library, spec: EngineSpec, manifest: Manifest) -> Memor
 
 def _tier(tier: TierSpec) -> abi.TierConfig:
     return abi.TierConfig(tier.bytes, tier.page_bytes, abi.HugePages[tier.huge_pages.upper()])
-
-

@@ -12,8 +12,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -21,6 +20,9 @@ from colibrid.engine.channel import ChannelShape
 from colibrid.engine.spec import EngineSpec
 from colibrid.engine.state import MemoryPlan
 from colibrid.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PROTOCOL_VERSION = 1
 FRAME_BYTES = 64 << 10
@@ -93,7 +95,9 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
     payload = msgspec.msgpack.encode(message)
     size = _HEADER.size + len(payload)
     if size > FRAME_BYTES or len(fds) > MAX_DESCRIPTORS:
-        raise FrameError(f"a frame of {size} bytes and {len(fds)} descriptors exceeds {FRAME_BYTES} and {MAX_DESCRIPTORS}")
+        raise FrameError(
+            f"a frame of {size} bytes and {len(fds)} descriptors exceeds {FRAME_BYTES} and {MAX_DESCRIPTORS}"
+        )
     header = _HEADER.pack(_MAGIC, PROTOCOL_VERSION, len(fds), len(payload))
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([header, payload], ancillary)

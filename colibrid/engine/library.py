@@ -11,14 +11,16 @@ import fcntl
 import hashlib
 import os
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import msgspec
 from msgspec import Meta
 
 from colibrid.engine import abi
 from colibrid.errors import EngineError
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 LIBRARY_FOLDER = Path(__file__).parent / "lib"
 LIBRARY_NAME = "libcolibri.so"
@@ -125,23 +127,32 @@ def _read_entries(folder: Path) -> tuple[ModuleEntry, ...]:
 
 def _checked_copy(folder: Path, entry: ModuleEntry) -> int:
     """A sealed memfd with the module's bytes, whose SHA-256 is as expected."""
-    digest = hashlib.sha256()
     copy = os.memfd_create(entry.file, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        try:
-            with (folder / entry.file).open("rb") as source, os.fdopen(os.dup(copy), "wb") as target:
-                while block := source.read(_COPY_BYTES):
-                    digest.update(block)
-                    target.write(block)
-        except OSError as error:
-            raise InstallError(f"kernel module {entry.file} cannot be read: {_BUILD_HINT}") from error
+        found = _copy_and_hash(folder / entry.file, copy)
         fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
-        if digest.hexdigest() != entry.sha256:
-            raise InstallError(
-                f"kernel module {entry.file} has SHA-256 {digest.hexdigest()}, {MODULES_NAME} says {entry.sha256}; "
-                f"do not use it: {_BUILD_HINT}"
-            )
+        _check_hash(entry, found)
     except BaseException:
         os.close(copy)
         raise
     return copy
+
+
+def _copy_and_hash(path: Path, copy: int) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as source, os.fdopen(os.dup(copy), "wb") as target:
+            while block := source.read(_COPY_BYTES):
+                digest.update(block)
+                target.write(block)
+    except OSError as error:
+        raise InstallError(f"kernel module {path.name} cannot be read: {_BUILD_HINT}") from error
+    return digest.hexdigest()
+
+
+def _check_hash(entry: ModuleEntry, found: str) -> None:
+    if found != entry.sha256:
+        raise InstallError(
+            f"kernel module {entry.file} has SHA-256 {found}, {MODULES_NAME} says {entry.sha256}; "
+            f"do not use it: {_BUILD_HINT}"
+        )

@@ -8,12 +8,15 @@ import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from colibrid.config.environment import child_environment
 from colibrid.engine import control
 from colibrid.engine.channel import ChannelShape, DaemonChannel
-from colibrid.engine.library import Library
-from colibrid.engine.spec import EngineSpec
+
+if TYPE_CHECKING:
+    from colibrid.engine.library import Library
+    from colibrid.engine.spec import EngineSpec
 
 PACKAGE_ROOT = Path(__file__).resolve().parent.parent.parent
 _EVENTFD_FLAGS = os.EFD_CLOEXEC | os.EFD_NONBLOCK
@@ -55,7 +58,8 @@ class EngineProcess:
         if self._status is None:
             found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
             if found is not None:
-                self._status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                status: int = found.si_status
+                self._status = status if found.si_code == os.CLD_EXITED else -status
         return self._status
 
     def release(self) -> None:

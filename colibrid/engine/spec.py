@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -12,7 +12,9 @@ from colibrid.config.sizes import parse_bytes
 from colibrid.engine.channel import ChannelShape
 from colibrid.engine.tables import experts_per_token, max_experts
 from colibrid.errors import ConfigError
-from colibrid.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from colibrid.model.manifest import Manifest
 
 _KIB = 1 << 10
 _MIB = 1 << 20

@@ -24,19 +24,21 @@ import os
 import signal
 import time
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
-from colibrid.config.settings import EngineSettings
 from colibrid.engine import control
-from colibrid.engine.channel import DaemonChannel
-from colibrid.engine.library import Library
 from colibrid.engine.process import EngineProcess
 from colibrid.engine.spec import EngineSpec, channel_shape
 from colibrid.engine.state import EnginePhase, MemoryPlan, Readiness, StartTimings
 from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
-from colibrid.model.manifest import Manifest
+
+if TYPE_CHECKING:
+    from colibrid.config.settings import EngineSettings
+    from colibrid.engine.channel import DaemonChannel
+    from colibrid.engine.library import Library
+    from colibrid.model.manifest import Manifest
 
 CRASH_LOOP_ENGINES = 5
 CRASH_LOOP_SECONDS = 60.0
@@ -102,9 +104,7 @@ class _Nobody:
 class Supervisor:
     """See the module's docstring. One life: start() once, then stop()."""
 
-    def __init__(
-        self, library: Library, spec: EngineSpec, manifest: Manifest, settings: EngineSettings
-    ) -> None:
+    def __init__(self, library: Library, spec: EngineSpec, manifest: Manifest, settings: EngineSettings) -> None:
         self._library = library
         self._spec = spec
         self._shape = channel_shape(spec, manifest)
@@ -121,7 +121,9 @@ class Supervisor:
         self._killed_because: str | None = None  # the current engine, by us
         self._stopping = False
         self._restarts = 0
-        self._fruitless: deque[float] = deque(maxlen=CRASH_LOOP_ENGINES)  # when engines without a completed request died
+        self._fruitless: deque[float] = deque(
+            maxlen=CRASH_LOOP_ENGINES
+        )  # when engines without a completed request died
         self._ticker: asyncio.TimerHandle | None = None
         self._settled = asyncio.Event()  # ready, failed or stopped
         self._ended = asyncio.Event()  # failed or stopped
@@ -168,7 +170,8 @@ class Supervisor:
 
     def start(self) -> None:
         """Spawn the first engine. Must be called on the event loop."""
-        assert self._phase == "stopped" and not self._stopping, "a supervisor starts once"
+        assert self._phase == "stopped", "a supervisor starts once"
+        assert not self._stopping, "a supervisor is not started again"
         self._phase = "starting"
         self._spawn()
 
@@ -284,13 +287,17 @@ class Supervisor:
         if self._phase != "ready":
             self._loading_age += passed
             if self._loading_age > self._settings.load_timeout_s:
-                self._kill(process, f"the engine was not ready within engine.load_timeout_s {self._settings.load_timeout_s}")
+                self._kill(
+                    process, f"the engine was not ready within engine.load_timeout_s {self._settings.load_timeout_s}"
+                )
             return
         progress = process.channel.stats()[1].progress
         self._progress_age = 0.0 if progress != self._progress else self._progress_age + passed
         self._progress = progress
         if self._progress_age > self._settings.stall_timeout_s:
-            self._kill(process, f"the engine made no progress for engine.stall_timeout_s {self._settings.stall_timeout_s}")
+            self._kill(
+                process, f"the engine made no progress for engine.stall_timeout_s {self._settings.stall_timeout_s}"
+            )
 
     def _kill(self, process: EngineProcess, reason: str) -> None:
         if self._killed_because is None:
@@ -302,7 +309,7 @@ class Supervisor:
     def _percent(self) -> int | None:
         if self._process is None or self._phase not in ("loading", "restarting") or not self._weight_bytes:
             return None
-        loaded = self._process.channel.stats()[1].loaded_bytes
+        loaded: int = self._process.channel.stats()[1].loaded_bytes
         return min(100, loaded * 100 // self._weight_bytes)
 
     # ------------------------------------------------------------------ end
@@ -392,4 +399,3 @@ def _final_error(reported: control.Failed | None, reason: str) -> ColibridError:
     if reported is None:
         return ConfigError(reason)
     return ModelError(reported.message) if reported.kind == "model" else ConfigError(reported.message)
-

@@ -6,12 +6,15 @@ C copies what it keeps, so a ModelTables must live until clb_engine_plan or clb_
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from colibrid.engine import abi
 from colibrid.errors import ModelError
-from colibrid.model.manifest import Hyperparameters, Layer, Manifest, PackFile, Section
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from colibrid.model.manifest import Hyperparameters, Layer, Manifest, PackFile, Section
 
 EXPERT_ALIGNMENT = 4096
 DENSE_ALIGNMENT = 2 << 20

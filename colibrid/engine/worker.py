@@ -22,15 +22,18 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from colibrid.engine import abi, control
 from colibrid.engine.channel import EngineChannel
 from colibrid.engine.configure import EngineSetup
 from colibrid.engine.host_memory import available_bytes
 from colibrid.engine.library import InstallError, KernelModules, Library
-from colibrid.engine.state import MemoryPlan
 from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
 from colibrid.model.pack import open_pack
+
+if TYPE_CHECKING:
+    from colibrid.engine.state import MemoryPlan
 
 EXIT_STOPPED = 0
 EXIT_ENGINE = 70
@@ -66,7 +69,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if len(arguments) != 2 or arguments[0] != "--control-fd" or not arguments[1].isdecimal():
-        print("usage: python -m colibrid.engine.worker --control-fd N (started by colibrid)", file=sys.stderr)
+        sys.stderr.write("usage: python -m colibrid.engine.worker --control-fd N (started by colibrid)\n")
         return EXIT_CONFIG
     with socket.socket(fileno=int(arguments[1])) as sock:
         try:
@@ -85,7 +88,9 @@ def _serve(sock: socket.socket) -> int:
         return EXIT_STOPPED
     message, fds = received
     if not isinstance(message, control.Open) or len(fds) != 3:
-        raise control.FrameError(f"expected an open frame with 3 descriptors, got {type(message).__name__} with {len(fds)}")
+        raise control.FrameError(
+            f"expected an open frame with 3 descriptors, got {type(message).__name__} with {len(fds)}"
+        )
     _die_with_daemon(message.daemon_pid)
     control.send(sock, control.Opening())
     library = Library()
@@ -180,7 +185,7 @@ def _fail(sock: socket.socket, kind: control.FailureKind, error: ColibridError, 
     try:
         control.send(sock, message)
     except OSError:
-        print(f"colibrid engine: {error}", file=sys.stderr)
+        sys.stderr.write(f"colibrid engine: {error}\n")
     return code
 
 

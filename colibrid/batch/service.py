@@ -1,0 +1,78 @@
+"""Puts supervisor and scheduler together for one pack.
+
+Use, on the event loop::
+
+    supervisor, scheduler = make_service(library, settings, str(pack.path), pack.manifest)
+    supervisor.start()
+    await supervisor.wait_ready()  # raises ConfigError, ModelError or EngineError
+    ...  # scheduler is the HTTP side's GenerationService
+    await scheduler.drain(timeout_s)
+    scheduler.stop()
+    await supervisor.stop()
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+import colibrid
+from colibrid.batch.interfaces import EngineInfo
+from colibrid.batch.scheduler import Scheduler
+from colibrid.engine.spec import make_spec
+from colibrid.engine.supervisor import Supervisor
+from colibrid.engine.tables import experts_per_token
+
+if TYPE_CHECKING:
+    from colibrid.config.settings import Settings
+    from colibrid.engine.library import Library
+    from colibrid.engine.spec import EngineSpec
+    from colibrid.model.manifest import Manifest
+
+
+def make_service(
+    library: Library, settings: Settings, pack_dir: str, manifest: Manifest
+) -> tuple[Supervisor, Scheduler]:
+    """Neither is started. ConfigError if a setting does not fit the model."""
+    spec = make_spec(settings, pack_dir, manifest)
+    supervisor = Supervisor(library, spec, manifest, settings.engine)
+    scheduler = Scheduler(
+        supervisor,
+        make_info(spec, manifest, settings.model.served_name or manifest.name),
+        [layer.experts_per_token for layer in manifest.layers],
+        batch=settings.batch,
+        limits=settings.limits,
+        experts=settings.experts,
+    )
+    return supervisor, scheduler
+
+
+def make_info(spec: EngineSpec, manifest: Manifest, model_id: str) -> EngineInfo:
+    """What is known before the engine is ready."""
+    return EngineInfo(
+        model_id=model_id,
+        family=manifest.family,
+        vocab_size=manifest.hyperparameters.vocab_size,
+        max_seq_len=spec.max_seq_len,
+        slots=spec.slots,
+        experts_per_token=experts_per_token(manifest),
+        device=spec.device,
+        fingerprint=_fingerprint(spec, manifest),
+    )
+
+
+def _fingerprint(spec: EngineSpec, manifest: Manifest) -> str:
+    """Changes with build, device, pack, KV type and chunk size, which are what the text depends on."""
+    pieces = [
+        colibrid.__version__,
+        spec.device,
+        spec.kv_precision,
+        str(spec.prefill_chunk),
+        str(spec.max_tokens_per_expert),
+        f"dummy {spec.dummy_seed}" if spec.weights == "dummy" else "files",
+    ]
+    digest = hashlib.sha256(msgspec.json.encode(pieces))
+    digest.update(msgspec.json.encode(manifest))
+    return f"fp_{digest.hexdigest()[:12]}"
