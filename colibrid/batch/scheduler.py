@@ -22,8 +22,8 @@ from colibrid.batch.generation import LiveGeneration, Place
 from colibrid.batch.plan import Close, FreeSlot, Plan, Waiting, make_plan, reserved_tokens
 from colibrid.batch.request import ExpertPolicy, ExpertUsage, FinishReason, GenerateRequest, GenerateResult, TokenRecord
 from colibrid.batch.slots import Slot, SlotState, SlotTable
+from colibrid.batch.translate import fault, slot_request, token_record
 from colibrid.engine import abi
-from colibrid.engine.channel import Event, SlotRecord, SlotRequest
 from colibrid.errors import EngineFaultError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from colibrid.batch.interfaces import EngineInfo
     from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings
+    from colibrid.engine.channel import Event
     from colibrid.engine.state import Readiness
     from colibrid.engine.supervisor import EngineListener, EngineSession
 
@@ -249,7 +250,7 @@ class Scheduler:
     def _execute(self, session: EngineSession, plan: Plan[LiveGeneration]) -> bool:
         """Write the blocks and push. False, and nothing has changed, if the ring is full."""
         for place in plan.placements:
-            block = _slot_request(place.waiting.owner.request, place.generation, self._layer_experts)
+            block = slot_request(place.waiting.owner.request, place.generation, self._layer_experts)
             session.channel.write_request(place.slot, block)
         if not session.channel.push(plan.commands()):
             return False
@@ -357,7 +358,7 @@ class Scheduler:
             self._release(slot)
         elif event.kind == abi.EventKind.FAILED:
             if wanted:
-                self._fail(generation, _fault(event.status))
+                self._fail(generation, fault(event.status))
             self._release(slot)
         else:
             self._log.error("unknown_event", kind=event.kind)
@@ -371,7 +372,7 @@ class Scheduler:
         if wanted is None:
             generation.add(TokenRecord(event.token))
         else:
-            generation.add(_token_record(event.token, session.channel.record(slot.index, event.record), wanted))
+            generation.add(token_record(event.token, session.channel.record(slot.index, event.record), wanted))
 
     def _on_first(self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration) -> None:
         generation.clock.first = asyncio.get_running_loop().time()
@@ -380,7 +381,7 @@ class Scheduler:
             ids = generation.request.prompt_ids
             found = session.channel.prompt_records(slot.index, len(ids))
             generation.prompt_records = tuple(
-                _token_record(token, record, wanted) for token, record in zip(ids, found, strict=True)
+                token_record(token, record, wanted) for token, record in zip(ids, found, strict=True)
             )
 
     def _on_end(
@@ -452,57 +453,3 @@ class Scheduler:
     def _update_idle(self) -> None:
         if not self._queue and not self._slots.busy:
             self._idle.set()
-
-
-def _slot_request(request: GenerateRequest, generation: int, layer_experts: Sequence[int]) -> SlotRequest:
-    sampling, policy = request.sampling, request.experts
-    flags = abi.RequestFlag(0)
-    if request.logprobs is not None:
-        flags |= abi.RequestFlag.LOGPROBS
-    if request.prompt_logprobs is not None:
-        flags |= abi.RequestFlag.PROMPT_LOGPROBS
-    return SlotRequest(
-        generation=generation,
-        seed=sampling.seed,
-        prompt_ids=request.prompt_ids,
-        max_tokens=request.max_tokens,
-        min_tokens=request.min_tokens,
-        choice=request.choice,
-        flags=flags,
-        top_logprobs=request.logprobs or 0,
-        prompt_top_logprobs=request.prompt_logprobs or 0,
-        bias=sampling.logit_bias,
-        stop_ids=request.stop_token_ids,
-        policy=[(min(policy.per_token or own, own), policy.threshold if own else 0.0) for own in layer_experts],
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        top_k=sampling.top_k,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        repetition_penalty=sampling.repetition_penalty,
-    )
-
-
-def _token_record(token: int, record: SlotRecord, wanted: int) -> TokenRecord:
-    logprob = None if record.logprob != record.logprob else record.logprob  # NaN at prompt position 0
-    return TokenRecord(token, logprob, record.top[:wanted])
-
-
-def _fault(status: int) -> RequestError:
-    """Why the engine failed one request and not its neighbours."""
-    if status == abi.Status.NO_TOKEN:
-        return RequestError(
-            "logit_bias leaves no token to generate; allow at least one", param="logit_bias", code="unsupported_value"
-        )
-    if status == abi.Status.MEMORY:
-        return RequestError(
-            "the request can never fit the KV memory; shorten the prompt or lower max_tokens",
-            param="max_tokens",
-            code="context_length_exceeded",
-        )
-    if status == abi.Status.NOT_FINITE:
-        return EngineFaultError("the model produced values that are not finite; try another prompt or model precision")
-    if status == abi.Status.ARGUMENT:
-        return RequestError("the engine refuses a value of the request; report this as a bug of colibrid")
-    return EngineFaultError(f"the engine failed this request (status {status}); send it again")

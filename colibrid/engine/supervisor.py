@@ -388,6 +388,8 @@ class Supervisor:
 
     def _end(self, phase: EnginePhase) -> None:
         self._phase = phase
+        if phase == "stopped":
+            self._reason = None
         self._settled.set()
         self._ended.set()
 

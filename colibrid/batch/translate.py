@@ -1,0 +1,70 @@
+"""Between a request's values and what lies in the channel. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from colibrid.batch.request import GenerateRequest, TokenRecord
+from colibrid.engine import abi
+from colibrid.engine.channel import SlotRecord, SlotRequest
+from colibrid.errors import EngineFaultError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def slot_request(request: GenerateRequest, generation: int, layer_experts: Sequence[int]) -> SlotRequest:
+    """The request block of one request. layer_experts: the model's own experts per token in each layer, 0 = dense."""
+    sampling, policy = request.sampling, request.experts
+    flags = abi.RequestFlag(0)
+    if request.logprobs is not None:
+        flags |= abi.RequestFlag.LOGPROBS
+    if request.prompt_logprobs is not None:
+        flags |= abi.RequestFlag.PROMPT_LOGPROBS
+    return SlotRequest(
+        generation=generation,
+        seed=sampling.seed,
+        prompt_ids=request.prompt_ids,
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        choice=request.choice,
+        flags=flags,
+        top_logprobs=request.logprobs or 0,
+        prompt_top_logprobs=request.prompt_logprobs or 0,
+        bias=sampling.logit_bias,
+        stop_ids=request.stop_token_ids,
+        policy=[(min(policy.per_token or own, own), policy.threshold if own else 0.0) for own in layer_experts],
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        top_k=sampling.top_k,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+    )
+
+
+def token_record(token: int, record: SlotRecord, wanted: int) -> TokenRecord:
+    """A record with its `wanted` likeliest tokens."""
+    logprob = None if math.isnan(record.logprob) else record.logprob  # NaN at prompt position 0
+    return TokenRecord(token, logprob, record.top[:wanted])
+
+
+def fault(status: int) -> RequestError:
+    """Why the engine failed one request and not its neighbours."""
+    if status == abi.Status.NO_TOKEN:
+        return RequestError(
+            "logit_bias leaves no token to generate; allow at least one", param="logit_bias", code="unsupported_value"
+        )
+    if status == abi.Status.MEMORY:
+        return RequestError(
+            "the request can never fit the KV memory; shorten the prompt or lower max_tokens",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    if status == abi.Status.NOT_FINITE:
+        return EngineFaultError("the model produced values that are not finite; try another prompt or model precision")
+    if status == abi.Status.ARGUMENT:
+        return RequestError("the engine refuses a value of the request; report this as a bug of colibrid")
+    return EngineFaultError(f"the engine failed this request (status {status}); send it again")
