@@ -1,0 +1,36 @@
+"""A converted checkpoint to look at or to damage."""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from pathlib import Path
+
+import pytest
+from random_checkpoints import CASES, Case, write_checkpoint
+
+from colibrid.model.convert import convert
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `src` (a checkpoint) and `pack` (made from it). Not to be changed."""
+    folder = tmp_path_factory.mktemp("converted")
+    convert(write_checkpoint(CASES[0], folder / "src"), folder / "pack", crc32c=zlib.crc32)
+    return folder
+
+
+@pytest.fixture
+def pack(converted: Path, tmp_path: Path) -> Path:
+    """A copy of the pack that the test may change."""
+    return shutil.copytree(converted / "pack", tmp_path / "pack")
+
+
+@pytest.fixture
+def source(converted: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint that the test may change."""
+    return shutil.copytree(converted / "src", tmp_path / "src")
+
+
+def case_named(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)

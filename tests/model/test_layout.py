@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from random_checkpoints import CASES, config_of
+
+from colibrid.model import layout
+from colibrid.model.families import family_of
+from colibrid.model.families.base import Config
+
+
+def _planned(index: int) -> tuple[layout.PackFile, ...]:
+    config = config_of(CASES[index])
+    read = family_of(config).read(Config(config))
+    return layout.planned_files(read.hyperparameters, read.layers, "bf16")
+
+
+def test_sections_are_aligned_and_do_not_overlap() -> None:
+    """Every section starts on 256 bytes and after the end of the one before it; the last one ends the file."""
+    for index in range(len(CASES)):
+        for file in _planned(index):
+            end = 0
+            for section in file.sections:
+                assert section.offset % 256 == 0
+                assert section.offset >= end
+                end = section.offset + section.bytes
+            assert end == file.bytes
+
+
+def test_small_tensors_are_fp32() -> None:
+    """Norms, biases, routers and the shared gate are fp32 in a bf16 pack, matrices are not."""
+    kinds = {(section.role, section.precision) for section in _planned(0)[0].sections}
+    assert kinds == {
+        *((role, "fp32") for role in ("final_norm", "attn_norm", "qkv_bias", "ffn_norm", "router", "shared_gate")),
+        *((role, "bf16") for role in ("embedding", "qkv", "out", "gate", "up", "down")),
+    }
+
+
+def test_an_expert_is_gate_up_down_transposed() -> None:
+    """A routed expert's file holds three (width, hidden) matrices in this order."""
+    file = next(file for file in _planned(0) if file.name == "expert_1_3.bin")
+    assert [(section.role, section.shape) for section in file.sections] == [
+        ("gate", (24, 32)),
+        ("up", (24, 32)),
+        ("down", (24, 32)),
+    ]
+
+
+def test_packed_removes_the_gaps() -> None:
+    """Without gaps a file is as long as its sections together."""
+    for file in _planned(4):
+        tight = layout.packed(file)
+        assert tight.bytes == sum(section.bytes for section in file.sections)
+        assert [section.offset for section in tight.sections][0] == 0
