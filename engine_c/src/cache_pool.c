@@ -19,7 +19,8 @@ enum { RUN_FREE = 0, RUN_FILLING = 1, RUN_PUBLISHED = 2 };
 
 uint32_t clb_cache_capacity(uint32_t tokens) {
   uint32_t step = 1;
-  while (tokens / step > 16u || (tokens / step == 16u && tokens % step != 0)) step *= 2;
+  while (tokens / step > 16u || (tokens / step == 16u && tokens % step != 0))
+    step *= 2;
   const uint32_t steps = tokens / step + (tokens % step != 0 ? 1u : 0u);
   return steps * step;
 }
@@ -45,7 +46,8 @@ int32_t clb_cache_plan(const clb_cache_config* config, uint32_t page_bytes, clb_
   if (page_bytes < CLB_POOL_MIN_PAGE || page_bytes > CLB_POOL_MAX_PAGE) return CLB_ERR_ARGUMENT;
   if ((page_bytes & (page_bytes - 1u)) != 0) return CLB_ERR_ARGUMENT;
   uint64_t values = 0;
-  for (uint32_t layer = 0; layer < config->layers; ++layer) values += config->layer_table[layer].kv_values_per_token;
+  for (uint32_t layer = 0; layer < config->layers; ++layer)
+    values += config->layer_table[layer].kv_values_per_token;
   /* at most 2^8 layers * 2^20 values * 4 bytes * 2^20 tokens * 2^6 slots: below 2^57 */
   plan->bytes_per_token = values * config->element_bytes;
   const uint64_t run = plan->bytes_per_token * clb_cache_capacity(config->max_seq_len);
@@ -71,8 +73,10 @@ int32_t clb_cache_open(clb_cache* cache, clb_pool* pool, const clb_cache_config*
   for (uint32_t layer = 0; layer < config->layers; ++layer) {
     cache->layer_values[layer + 1u] = cache->layer_values[layer] + config->layer_table[layer].kv_values_per_token;
   }
-  for (uint32_t i = 0; i < CLB_MAX_SLOTS; ++i) cache->slot[i].own.extent.node = CLB_POOL_NONE;
-  for (uint32_t i = 0; i <= CLB_MAX_RUNS; ++i) cache->shared[i].extent.node = CLB_POOL_NONE;
+  for (uint32_t i = 0; i < CLB_MAX_SLOTS; ++i)
+    cache->slot[i].own.extent.node = CLB_POOL_NONE;
+  for (uint32_t i = 0; i <= CLB_MAX_RUNS; ++i)
+    cache->shared[i].extent.node = CLB_POOL_NONE;
   return CLB_OK;
 }
 
@@ -298,9 +302,7 @@ uint32_t clb_cache_slot_tokens(const clb_cache* cache, uint32_t slot) {
   return cache->slot[slot].prefix_tokens + cache->slot[slot].own.capacity;
 }
 
-uint64_t clb_cache_used(const clb_cache* cache) {
-  return cache->pool->tiers[CLB_TIER_KV].used;
-}
+uint64_t clb_cache_used(const clb_cache* cache) { return cache->pool->tiers[CLB_TIER_KV].used; }
 
 /* ------------------------------------------------------------------ check */
 

@@ -14,8 +14,8 @@
  * A slot has an own run and may see a prefix run. Position p of a slot lies
  *   p <  prefix_tokens : in the prefix run at index p
  *   p >= prefix_tokens : in the own run at index p - prefix_tokens
- * and that rule holds for reading and for writing. A slot that publishes its prompt writes the prompt into the shared run
- * that it will publish (prefix_tokens == prompt_tokens) and its output into its own run; what it took from an older
+ * and that rule holds for reading and for writing. A slot that publishes its prompt writes the prompt into the shared
+ * run that it will publish (prefix_tokens == prompt_tokens) and its output into its own run; what it took from an older
  * prefix run is copied first, so there are never more than two runs to look at.
  *
  * Life of a shared run (ids 1 .. 2 * slots):
@@ -38,19 +38,20 @@
 #include "memory_pool.h"
 
 #define CLB_MAX_RUNS (2u * CLB_MAX_SLOTS)
-#define CLB_CACHE_MAX_VALUES 1048576u     /* K and V values of one token in one layer */
-#define CLB_DISPATCH_MAX_TOKENS 1048576u  /* tokens of one step */
-#define CLB_DISPATCH_MAX_COLS 65536u      /* hidden, and the rows of one expert */
+#define CLB_CACHE_MAX_VALUES 1048576u    /* K and V values of one token in one layer */
+#define CLB_DISPATCH_MAX_TOKENS 1048576u /* tokens of one step */
+#define CLB_DISPATCH_MAX_COLS 65536u     /* hidden, and the rows of one expert */
 
 typedef struct clb_cache_config {
-  uint32_t slots;         /* 1 .. CLB_MAX_SLOTS */
-  uint32_t layers;        /* 1 .. CLB_MAX_LAYERS */
+  uint32_t slots;  /* 1 .. CLB_MAX_SLOTS */
+  uint32_t layers; /* 1 .. CLB_MAX_LAYERS */
   uint32_t head_dim;
   uint32_t element_bytes; /* 4 (fp32) or 2 (fp16) */
   uint32_t max_seq_len;   /* tokens, 1 .. CLB_MAX_SEQ_LEN */
   uint32_t reserved;
-  const clb_layer_desc* layer_table; /* (layers); kv_values_per_token is a multiple of 2 * head_dim. Read at open only */
-  void* host_base;        /* the KV tier's first byte when the CPU may touch it (copy, poison); NULL on a device */
+  const clb_layer_desc*
+      layer_table; /* (layers); kv_values_per_token is a multiple of 2 * head_dim. Read at open only */
+  void* host_base; /* the KV tier's first byte when the CPU may touch it (copy, poison); NULL on a device */
 } clb_cache_config;
 
 typedef struct clb_cache_plan_result {
@@ -108,9 +109,9 @@ typedef struct clb_cache_request {
 
 /* What attention and append get for one (slot, layer): offsets into the KV tier, bytes. */
 typedef struct clb_kv_view {
-  uint64_t prefix_k;        /* 0 if prefix_tokens is 0 */
+  uint64_t prefix_k; /* 0 if prefix_tokens is 0 */
   uint64_t prefix_v;
-  uint64_t own_k;           /* 0 if own_capacity is 0 */
+  uint64_t own_k; /* 0 if own_capacity is 0 */
   uint64_t own_v;
   uint32_t prefix_tokens;   /* positions below this lie in the prefix run */
   uint32_t prefix_capacity; /* token stride of a head in the prefix run */
@@ -154,7 +155,8 @@ int32_t clb_cache_publish(clb_cache* cache, uint32_t slot);
    become 0xFF (NaN in both element types). */
 int32_t clb_cache_slot_close(clb_cache* cache, uint32_t slot);
 
-/* The daemon's reference to a published run is dropped. STATE iff it holds none; ARGUMENT iff the id is out of range. */
+/* The daemon's reference to a published run is dropped. STATE iff it holds none; ARGUMENT iff the id is out of range.
+ */
 int32_t clb_cache_release_run(clb_cache* cache, uint32_t run);
 
 /* Direct lookup, O(1). The slot must be open and layer < layers (asserted). */

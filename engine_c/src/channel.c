@@ -13,26 +13,18 @@
 #define ALIGN 64u
 
 /* Shared words are plain integers in colibri.h, which Python mirrors; these make the accesses atomic. */
-static uint64_t load_acquire(const uint64_t* word) {
-  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
-}
+static uint64_t load_acquire(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 
-static void store_release(uint64_t* word, uint64_t value) {
-  __atomic_store_n(word, value, __ATOMIC_RELEASE);
-}
+static void store_release(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 
-static void store_relaxed(uint64_t* word, uint64_t value) {
-  __atomic_store_n(word, value, __ATOMIC_RELAXED);
-}
+static void store_relaxed(uint64_t* word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
 
-uint32_t clb_abi_version(void) {
-  return CLB_ABI_VERSION;
-}
+uint32_t clb_abi_version(void) { return CLB_ABI_VERSION; }
 
 const char* clb_status_name(int32_t status) {
-  static const char* const names[] = {"OK",          "ARGUMENT", "VERSION",     "MEMORY", "IO",
-                                      "FORMAT",      "CHECKSUM", "NOT_FINITE",  "MODULE", "UNSUPPORTED",
-                                      "FULL",        "STATE",    "NO_TOKEN",    "DEVICE", "INTERNAL"};
+  static const char* const names[] = {"OK",     "ARGUMENT", "VERSION",    "MEMORY", "IO",
+                                      "FORMAT", "CHECKSUM", "NOT_FINITE", "MODULE", "UNSUPPORTED",
+                                      "FULL",   "STATE",    "NO_TOKEN",   "DEVICE", "INTERNAL"};
   _Static_assert(sizeof names / sizeof names[0] == CLB_ERR_INTERNAL + 1, "one name for each status");
   if (status < 0 || status > CLB_ERR_INTERNAL) return "UNKNOWN";
   return names[status];
@@ -40,9 +32,7 @@ const char* clb_status_name(int32_t status) {
 
 /* ----------------------------------------------------------------- layout */
 
-static uint64_t align_up(uint64_t bytes) {
-  return (bytes + (ALIGN - 1u)) & ~(uint64_t)(ALIGN - 1u);
-}
+static uint64_t align_up(uint64_t bytes) { return (bytes + (ALIGN - 1u)) & ~(uint64_t)(ALIGN - 1u); }
 
 /* Place `bytes` at *end, move *end behind them. The limits of config keep every sum below 2^50. */
 static uint64_t place(uint64_t* end, uint64_t bytes) {
@@ -53,7 +43,8 @@ static uint64_t place(uint64_t* end, uint64_t bytes) {
 
 static uint32_t next_power_of_two(uint32_t value) {
   uint32_t power = 1;
-  while (power < value) power *= 2;
+  while (power < value)
+    power *= 2;
   return power;
 }
 
@@ -70,9 +61,7 @@ static int32_t config_valid(const clb_channel_config* config) {
   return CLB_OK;
 }
 
-static uint64_t mask_words(const clb_channel_config* config) {
-  return ((uint64_t)config->vocab_size + 31u) / 32u;
-}
+static uint64_t mask_words(const clb_channel_config* config) { return ((uint64_t)config->vocab_size + 31u) / 32u; }
 
 int32_t clb_channel_plan(const clb_channel_config* config, clb_channel_layout* layout) {
   if (config == NULL || layout == NULL) return CLB_ERR_ARGUMENT;
@@ -226,7 +215,8 @@ uint32_t clb_channel_stats(const void* base, clb_stats* stats) {
   if (stats != NULL) {
     const uint64_t* from = (const uint64_t*)(const void*)&header->stats;
     uint64_t* to = (uint64_t*)(void*)stats;
-    for (size_t i = 0; i < sizeof *stats / sizeof *to; ++i) to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+    for (size_t i = 0; i < sizeof *stats / sizeof *to; ++i)
+      to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
   }
   return __atomic_load_n(&header->phase, __ATOMIC_ACQUIRE);
 }
@@ -367,9 +357,7 @@ uint64_t clb_channel_commit(clb_channel* channel, uint32_t slot) {
 
 /* ----------------------------------------------------------------- header */
 
-static clb_channel_header* header_of(const clb_channel* channel) {
-  return (clb_channel_header*)(void*)channel->base;
-}
+static clb_channel_header* header_of(const clb_channel* channel) { return (clb_channel_header*)(void*)channel->base; }
 
 void clb_channel_set_phase(clb_channel* channel, uint32_t phase) {
   __atomic_store_n(&header_of(channel)->phase, phase, __ATOMIC_RELEASE);
@@ -386,5 +374,6 @@ void clb_channel_set_loaded(clb_channel* channel, uint64_t loaded_bytes) {
 void clb_channel_set_stats(clb_channel* channel, const clb_stats* stats) {
   const uint64_t* from = (const uint64_t*)(const void*)stats;
   uint64_t* to = (uint64_t*)(void*)&header_of(channel)->stats;
-  for (size_t i = 0; i < sizeof *stats / sizeof *to; ++i) store_relaxed(&to[i], from[i]);
+  for (size_t i = 0; i < sizeof *stats / sizeof *to; ++i)
+    store_relaxed(&to[i], from[i]);
 }

@@ -7,9 +7,9 @@
  *
  * Distrust: the engine keeps its own copy of configuration, layout, and of the index that it owns. Of the other side's
  * index only the distance to its own is used, after a range check; a distance above the capacity is "broken" and
- * reads as empty (or as no room), never as memory outside the ring. Slots and counts in entries are checked by their user.
- * The daemon's half recomputes the layout from the header at each call and refuses a header whose configuration and
- * total_bytes no longer agree.
+ * reads as empty (or as no room), never as memory outside the ring. Slots and counts in entries are checked by their
+ * user. The daemon's half recomputes the layout from the header at each call and refuses a header whose configuration
+ * and total_bytes no longer agree.
  *
  * Why the event ring cannot overflow: a slot has at most result_records unread TOKEN events (a record is written only
  * if there is room, and the daemon frees it after it popped the event), one OPENED and one closing event, and the
@@ -34,10 +34,10 @@ typedef struct clb_channel {
   uint8_t* base; /* not owned */
   clb_channel_config config;
   clb_channel_layout layout;
-  uint64_t command_tail;           /* ours */
-  uint64_t event_head;             /* ours */
+  uint64_t command_tail;               /* ours */
+  uint64_t event_head;                 /* ours */
   uint64_t record_head[CLB_MAX_SLOTS]; /* ours */
-  uint32_t broken;                 /* 1 once the other side's index was out of range */
+  uint32_t broken;                     /* 1 once the other side's index was out of range */
   uint32_t reserved;
 } clb_channel;
 
@@ -65,15 +65,15 @@ uint64_t clb_channel_commit(clb_channel* channel, uint32_t slot);
 
 /* Parts of a slot's blocks. Request memory can change under our hands: copy, then check, then use the copy. */
 const clb_request* clb_channel_request(const clb_channel* channel, uint32_t slot);
-const int32_t* clb_channel_tokens(const clb_channel* channel, uint32_t slot);   /* (max_seq_len) */
-const clb_bias* clb_channel_bias(const clb_channel* channel, uint32_t slot);    /* (CLB_MAX_BIAS) */
-const int32_t* clb_channel_stops(const clb_channel* channel, uint32_t slot);    /* (CLB_MAX_STOP_IDS) */
-const clb_expert_policy* clb_channel_policy(const clb_channel* channel, uint32_t slot); /* (layers) */
+const int32_t* clb_channel_tokens(const clb_channel* channel, uint32_t slot);                   /* (max_seq_len) */
+const clb_bias* clb_channel_bias(const clb_channel* channel, uint32_t slot);                    /* (CLB_MAX_BIAS) */
+const int32_t* clb_channel_stops(const clb_channel* channel, uint32_t slot);                    /* (CLB_MAX_STOP_IDS) */
+const clb_expert_policy* clb_channel_policy(const clb_channel* channel, uint32_t slot);         /* (layers) */
 const uint32_t* clb_channel_mask(const clb_channel* channel, uint32_t slot, uint32_t position); /* ((vocab+31)/32) */
 clb_result* clb_channel_result(const clb_channel* channel, uint32_t slot);
 clb_prompt_record* clb_channel_prompt_records(const clb_channel* channel, uint32_t slot); /* (max_seq_len) */
-float* clb_channel_pooled(const clb_channel* channel, uint32_t slot);           /* (hidden) */
-uint32_t* clb_channel_counts(const clb_channel* channel, uint32_t slot);        /* (layers, max_experts) */
+float* clb_channel_pooled(const clb_channel* channel, uint32_t slot);                     /* (hidden) */
+uint32_t* clb_channel_counts(const clb_channel* channel, uint32_t slot);                  /* (layers, max_experts) */
 
 /* Header, relaxed stores. */
 void clb_channel_set_phase(clb_channel* channel, uint32_t phase);

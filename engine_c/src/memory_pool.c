@@ -21,9 +21,7 @@ static const char* const class_names[CLB_MEM_CLASS_COUNT] = {"dense",    "expert
                                                              "dispatch", "step",   "stack",   "other"};
 static const char* const tier_names[CLB_TIER_COUNT] = {"weights", "kv", "temp"};
 
-static int is_power_of_two(uint64_t value) {
-  return value != 0 && (value & (value - 1)) == 0;
-}
+static int is_power_of_two(uint64_t value) { return value != 0 && (value & (value - 1)) == 0; }
 
 uint64_t clb_pool_round(uint64_t bytes, uint32_t page_bytes) {
   CLB_ASSERT(is_power_of_two(page_bytes));
@@ -137,7 +135,8 @@ static void tier_open(clb_pool_tier* tier, const clb_pool_tier_config* config) {
   tier->first = CLB_POOL_NONE;
   tier->free_first = CLB_POOL_NONE;
   tier->spare = CLB_POOL_NONE;
-  for (uint32_t i = config->node_count; i > 0; --i) node_give(tier, i - 1);
+  for (uint32_t i = config->node_count; i > 0; --i)
+    node_give(tier, i - 1);
   if (tier->bytes == 0) return;
   tier->first = node_take(tier);
   clb_pool_node* node = &tier->nodes[tier->first];
@@ -156,7 +155,8 @@ int32_t clb_pool_open(clb_pool* pool, const clb_pool_tier_config configs[CLB_TIE
   for (uint32_t i = 0; i < CLB_TIER_COUNT; ++i) {
     if (tier_valid(&configs[i]) != CLB_OK) return CLB_ERR_ARGUMENT;
   }
-  for (uint32_t i = 0; i < CLB_TIER_COUNT; ++i) tier_open(&pool->tiers[i], &configs[i]);
+  for (uint32_t i = 0; i < CLB_TIER_COUNT; ++i)
+    tier_open(&pool->tiers[i], &configs[i]);
   return CLB_OK;
 }
 
@@ -221,7 +221,8 @@ static uint32_t carve(clb_pool_tier* tier, uint32_t index, uint64_t bytes, uint6
   return taken;
 }
 
-static int32_t alloc_valid(const clb_pool* pool, uint32_t tier, uint64_t bytes, uint64_t alignment, uint32_t mem_class) {
+static int32_t alloc_valid(const clb_pool* pool, uint32_t tier, uint64_t bytes, uint64_t alignment,
+                           uint32_t mem_class) {
   if (tier >= CLB_TIER_COUNT || mem_class >= CLB_MEM_CLASS_COUNT || bytes == 0) return CLB_ERR_ARGUMENT;
   if (pool->tiers[tier].nodes == NULL) return CLB_ERR_ARGUMENT;
   if (alignment != 0 && !is_power_of_two(alignment)) return CLB_ERR_ARGUMENT;
@@ -323,7 +324,7 @@ typedef struct clb_pool_walk {
   uint32_t blocks;
   uint32_t free_blocks;
   uint32_t prev;
-  uint32_t next_free;  /* the free list's node that must come next */
+  uint32_t next_free; /* the free list's node that must come next */
   uint32_t prev_free;
 } clb_pool_walk;
 
@@ -375,15 +376,13 @@ int32_t clb_pool_check(const clb_pool* pool) {
   return CLB_OK;
 }
 
-void clb_pool_fail_after(clb_pool* pool, uint64_t n) {
-  pool->fail_at = n;
-}
+void clb_pool_fail_after(clb_pool* pool, uint64_t n) { pool->fail_at = n; }
 
 /* snprintf behind what is there already; *length counts what the whole text needs. */
 static void append(char* text, size_t bytes, size_t* length, const char* name, uint64_t amount, uint32_t blocks) {
   const size_t room = *length < bytes ? bytes - *length : 0;
-  const int n = snprintf(room > 0 ? text + *length : NULL, room, "%-12s %16" PRIu64 " bytes %8" PRIu32 " blocks\n", name,
-                         amount, blocks);
+  const int n = snprintf(room > 0 ? text + *length : NULL, room, "%-12s %16" PRIu64 " bytes %8" PRIu32 " blocks\n",
+                         name, amount, blocks);
   CLB_ASSERT(n >= 0);
   *length += (size_t)n;
 }
@@ -426,9 +425,7 @@ int32_t clb_stack_push(clb_stack* stack, uint64_t bytes, uint64_t alignment, uin
   return CLB_OK;
 }
 
-clb_stack_mark clb_stack_save(const clb_stack* stack) {
-  return stack->used;
-}
+clb_stack_mark clb_stack_save(const clb_stack* stack) { return stack->used; }
 
 void clb_stack_restore(clb_stack* stack, clb_stack_mark mark) {
   CLB_ASSERT(mark <= stack->used);

@@ -30,13 +30,13 @@ typedef enum clb_tier_id { CLB_TIER_WEIGHTS = 0, CLB_TIER_KV = 1, CLB_TIER_TEMP 
 
 /* Who holds a block; the statistics are kept per class. */
 typedef enum clb_mem_class {
-  CLB_MEM_DENSE = 0,    /* dense weights */
-  CLB_MEM_EXPERT = 1,   /* routed experts' weights */
-  CLB_MEM_OWN_RUN = 2,  /* KV of one slot */
+  CLB_MEM_DENSE = 0,      /* dense weights */
+  CLB_MEM_EXPERT = 1,     /* routed experts' weights */
+  CLB_MEM_OWN_RUN = 2,    /* KV of one slot */
   CLB_MEM_SHARED_RUN = 3, /* KV of a shared prefix */
-  CLB_MEM_DISPATCH = 4, /* expert dispatch buffers */
-  CLB_MEM_STEP = 5,     /* activations of a step */
-  CLB_MEM_STACK = 6,    /* per-thread stacks */
+  CLB_MEM_DISPATCH = 4,   /* expert dispatch buffers */
+  CLB_MEM_STEP = 5,       /* activations of a step */
+  CLB_MEM_STACK = 6,      /* per-thread stacks */
   CLB_MEM_OTHER = 7
 } clb_mem_class;
 #define CLB_MEM_CLASS_COUNT 8u
@@ -50,11 +50,11 @@ typedef enum clb_mem_class {
 typedef struct clb_pool_node {
   uint64_t offset; /* bytes from the tier's base */
   uint64_t bytes;
-  uint32_t prev;   /* neighbours in address order; unused nodes are chained by next */
+  uint32_t prev; /* neighbours in address order; unused nodes are chained by next */
   uint32_t next;
   uint32_t free_prev;
   uint32_t free_next;
-  uint32_t state;  /* 0 unused node, 1 free block, 2 used block */
+  uint32_t state; /* 0 unused node, 1 free block, 2 used block */
   uint32_t mem_class;
 } clb_pool_node;
 
@@ -177,9 +177,9 @@ typedef enum clb_map_kind {
 } clb_map_kind;
 
 typedef struct clb_map {
-  void* base;          /* NULL = nothing is mapped; a multiple of alignment */
-  uint64_t bytes;      /* what was asked, rounded up to the page size in use */
-  uint32_t kind;       /* clb_map_kind: what was got */
+  void* base;     /* NULL = nothing is mapped; a multiple of alignment */
+  uint64_t bytes; /* what was asked, rounded up to the page size in use */
+  uint32_t kind;  /* clb_map_kind: what was got */
   uint32_t reserved;
 } clb_map;
 

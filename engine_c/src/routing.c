@@ -38,7 +38,8 @@ static void select_best(const float* logits, uint32_t experts, uint32_t k, uint3
   for (uint32_t e = 0; e < experts; ++e) {
     if (filled == k && logits[e] <= logits[best[k - 1u]]) continue;
     uint32_t at = filled < k ? filled++ : k - 1u;
-    for (; at > 0 && logits[best[at - 1u]] < logits[e]; --at) best[at] = best[at - 1u];
+    for (; at > 0 && logits[best[at - 1u]] < logits[e]; --at)
+      best[at] = best[at - 1u];
     best[at] = e;
   }
 }
@@ -58,9 +59,11 @@ static float divisor(const clb_layer_desc* layer, const float* logits, float lar
                      uint32_t kept) {
   float sum = 0.0f;
   if (layer->renormalise) {
-    for (uint32_t rank = 0; rank < kept; ++rank) sum += scores[rank];
+    for (uint32_t rank = 0; rank < kept; ++rank)
+      sum += scores[rank];
   } else if (layer->score == CLB_SCORE_SOFTMAX) {
-    for (uint32_t e = 0; e < layer->experts; ++e) sum += clb_exact_exp(logits[e] - largest);
+    for (uint32_t e = 0; e < layer->experts; ++e)
+      sum += clb_exact_exp(logits[e] - largest);
   } else {
     sum = 1.0f;
   }
@@ -85,9 +88,11 @@ static void select_token(const clb_routing_args* args, uint32_t token) {
     select_best(logits, layer->experts, k, indices);
     raw_scores(layer, logits, indices, k, scores);
     kept = 1;
-    while (kept < k && (policy.threshold <= 0.0f || scores[kept] >= policy.threshold * scores[0])) ++kept;
+    while (kept < k && (policy.threshold <= 0.0f || scores[kept] >= policy.threshold * scores[0]))
+      ++kept;
     const float sum = divisor(layer, logits, logits[indices[0]], scores, kept);
-    for (uint32_t rank = 0; rank < kept; ++rank) weights[rank] = scores[rank] / sum * layer->routed_scale;
+    for (uint32_t rank = 0; rank < kept; ++rank)
+      weights[rank] = scores[rank] / sum * layer->routed_scale;
     args->trimmed[token] = layer->experts_per_token > kept ? layer->experts_per_token - kept : 0;
     args->status[token] = CLB_OK;
   }
@@ -100,7 +105,8 @@ static void select_token(const clb_routing_args* args, uint32_t token) {
 
 void clb_routing_select(const clb_routing_args* args) {
   check_args(args);
-  for (uint32_t token = 0; token < args->tokens; ++token) select_token(args, token);
+  for (uint32_t token = 0; token < args->tokens; ++token)
+    select_token(args, token);
 }
 
 /* ----------------------------------------------------------------- bucket */
@@ -158,7 +164,8 @@ static void sift_down(const float* weights, uint32_t* heap, uint32_t count, uint
 static void drop_excess(const clb_routing_args* args, uint32_t expert) {
   uint32_t* heap = args->place_list + args->offsets[expert];
   uint32_t count = args->counts[expert];
-  for (uint32_t at = count / 2u; at > 0; --at) sift_down(args->weights, heap, count, at - 1u);
+  for (uint32_t at = count / 2u; at > 0; --at)
+    sift_down(args->weights, heap, count, at - 1u);
   while (count > args->max_tokens_per_expert) {
     const uint32_t place = heap[0];
     heap[0] = heap[--count];

@@ -34,17 +34,17 @@ typedef struct clb_routing_args {
   const float* logits;               /* (tokens, experts) */
   const clb_layer_desc* layer;       /* experts, experts_per_token, score, renormalise, routed_scale are used */
   const clb_expert_policy* policies; /* (tokens); k <= min(k_max, experts), 0 <= threshold <= 1 */
-  uint32_t* indices;    /* out (tokens, k_max): expert by rank; NONE from kept on, and where dropped */
-  float* weights;       /* out (tokens, k_max): 0 where NONE */
-  uint32_t* kept;       /* out (tokens): ranks in use; dropped ones stay counted, their index is NONE */
-  uint32_t* trimmed;    /* out (tokens): max(0, experts_per_token - kept): left out by k or threshold */
-  uint32_t* dropped;    /* out (tokens): left out by max_tokens_per_expert */
-  int32_t* status;      /* out (tokens): CLB_OK or CLB_ERR_NOT_FINITE */
-  uint32_t* counts;     /* out (experts) */
-  uint32_t* offsets;    /* out (experts + 1) */
-  uint32_t* token_list; /* out (tokens * k_max), offsets[experts] of them used */
-  uint32_t* place_list; /* out, the same */
-  uint64_t logits_stride; /* floats between tokens, >= experts */
+  uint32_t* indices;                 /* out (tokens, k_max): expert by rank; NONE from kept on, and where dropped */
+  float* weights;                    /* out (tokens, k_max): 0 where NONE */
+  uint32_t* kept;                    /* out (tokens): ranks in use; dropped ones stay counted, their index is NONE */
+  uint32_t* trimmed;                 /* out (tokens): max(0, experts_per_token - kept): left out by k or threshold */
+  uint32_t* dropped;                 /* out (tokens): left out by max_tokens_per_expert */
+  int32_t* status;                   /* out (tokens): CLB_OK or CLB_ERR_NOT_FINITE */
+  uint32_t* counts;                  /* out (experts) */
+  uint32_t* offsets;                 /* out (experts + 1) */
+  uint32_t* token_list;              /* out (tokens * k_max), offsets[experts] of them used */
+  uint32_t* place_list;              /* out, the same */
+  uint64_t logits_stride;            /* floats between tokens, >= experts */
   uint32_t tokens;
   uint32_t k_max;                 /* columns of indices and weights, 1 .. CLB_MAX_EXPERTS_PER_TOKEN */
   uint32_t max_tokens_per_expert; /* 0 = none */

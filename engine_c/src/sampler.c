@@ -108,7 +108,8 @@ static double log_sum_exp(const float* logits, uint32_t vocab) {
     if (logits[i] > largest) largest = logits[i];
   }
   double sum = 0.0;
-  for (uint32_t i = 0; i < vocab; ++i) sum += (double)expf(logits[i] - largest);
+  for (uint32_t i = 0; i < vocab; ++i)
+    sum += (double)expf(logits[i] - largest);
   return (double)largest + log(sum);
 }
 
@@ -121,7 +122,8 @@ static uint32_t top_list(const float* logits, uint32_t vocab, uint32_t count, do
   for (uint32_t i = 0; i < vocab && count > 0; ++i) {
     if (filled == count && logits[i] <= logits[best[count - 1u]]) continue;
     uint32_t at = filled < count ? filled++ : count - 1u;
-    for (; at > 0 && logits[best[at - 1u]] < logits[i]; --at) best[at] = best[at - 1u];
+    for (; at > 0 && logits[best[at - 1u]] < logits[i]; --at)
+      best[at] = best[at - 1u];
     best[at] = i;
   }
   for (uint32_t rank = 0; rank < filled; ++rank) {
@@ -270,7 +272,8 @@ static clb_border find_border(clb_search* search) {
   fill_buckets(search, 32u - DIGIT_BITS, DIGIT_BITS);
   if (search->by_mass) {
     double whole = 0.0;
-    for (uint32_t digit = 0; digit < BUCKETS; ++digit) whole += search->buckets[digit];
+    for (uint32_t digit = 0; digit < BUCKETS; ++digit)
+      whole += search->buckets[digit];
     search->wanted *= whole;
   }
   take_digit(search, 32u - DIGIT_BITS, DIGIT_BITS);
@@ -293,7 +296,7 @@ static clb_border find_border(clb_search* search) {
 /* ------------------------------------------------------------------- draw */
 
 /* Walk the kept ids upwards until their mass exceeds `target`; the last kept one if rounding keeps it below.
-   *whole becomes the mass walked over. */
+ *whole becomes the mass walked over. */
 static uint32_t walk(const clb_sampler_args* args, const float* values, const clb_border* border, double target,
                      double* whole) {
   uint32_t seen = 0;
@@ -314,7 +317,8 @@ static uint32_t walk(const clb_sampler_args* args, const float* values, const cl
 static uint32_t draw(const clb_sampler_args* args, float* values, uint32_t largest, double* buckets) {
   const clb_request* request = args->request;
   const float top = values[largest];
-  for (uint32_t i = 0; i < args->vocab; ++i) values[i] = (values[i] - top) / request->temperature;
+  for (uint32_t i = 0; i < args->vocab; ++i)
+    values[i] = (values[i] - top) / request->temperature;
   clb_border border = {.key = 0, .ties = 0};
   if (request->top_k > 0 && request->top_k < args->vocab) {
     clb_search search = {.values = values, .buckets = buckets, .vocab = args->vocab, .wanted = request->top_k};

@@ -15,8 +15,8 @@
  * The draw is Philox4x32-10, key = seed, counter = (choice, position, 0, 0): a function of the request and the output
  * position, never of slot, step or company. Values after 2 and 3 saturate at +-FLT_MAX.
  *
- * No allocation, no sort: borders are found digit by digit over the ordered bits of the values (radix selection), O(vocab)
- * whatever the values are, in scratch given by the caller.
+ * No allocation, no sort: borders are found digit by digit over the ordered bits of the values (radix selection),
+ * O(vocab) whatever the values are, in scratch given by the caller.
  *
  * Threads: pure functions over their arguments; counts and scratch belong to the caller.
  */
@@ -36,7 +36,7 @@ typedef struct clb_sampler_args {
   const uint32_t* counts;     /* (vocab) see clb_sampler_reset; may be NULL iff clb_sampler_needs_counts is 0 */
   void* scratch;              /* clb_sampler_scratch_bytes(vocab), 64-byte aligned */
   uint32_t vocab;
-  uint32_t position;          /* output position, 0 = first generated token */
+  uint32_t position; /* output position, 0 = first generated token */
 } clb_sampler_args;
 
 /* A token count: the top bit says "in the prompt", the others count generated tokens (saturating). */
