@@ -7,6 +7,7 @@ from typing import Literal
 
 import click
 
+from colibrid.cli.models import checksum
 from colibrid.cli.progress import Progress
 from colibrid.config.sizes import format_bytes
 from colibrid.engine.library import Library
@@ -37,7 +38,7 @@ def convert(src: str, dst: str, dtype: Literal["auto", "fp32", "fp16", "bf16"], 
             Path(dst),
             dtype,
             None if quiet else progress,
-            crc32c=Library().crc32c,
+            crc32c=checksum(Library()),
             name=name,
         )
     finally:

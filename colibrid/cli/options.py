@@ -80,10 +80,5 @@ def load_settings(
     return load(path, environment.settings, overrides)
 
 
-def with_model(loaded: Loaded, model: str | None) -> str | None:
-    """The model to use: the command line's, else the settings'; None for the bundled one."""
-    return model if model is not None else loaded.settings.model.path
-
-
 def _option(parameter: str, _setting: str, names: tuple[str, ...], metavar: str, text: str) -> Callable[[_F], _F]:
     return click.option(*names, parameter, metavar=metavar, help=text)

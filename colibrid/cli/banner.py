@@ -1,0 +1,67 @@
+"""What `colibrid serve` prints when it is ready. Pure but for print_lines."""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+from typing import TYPE_CHECKING
+
+from colibrid import __version__
+from colibrid.config.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from colibrid.batch.interfaces import EngineInfo
+    from colibrid.engine.state import MemoryPlan
+
+_EXAMPLE = '{"messages":[{"role":"user","content":"What is the capital of Norway?"}]}'
+
+
+def base_url(host: str, port: int) -> str:
+    """What a client on this machine can open: wildcard addresses become loopback."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 (compared, not bound)
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def banner(info: EngineInfo, precision: str, memory: MemoryPlan, url: str, *, needs_key: bool) -> list[str]:
+    """The lines about one served model."""
+    experts = f", {info.experts_per_token} experts a token" if info.experts_per_token else ""
+    curl = ["curl", "-s", f"{url}/v1/chat/completions", "-H", "content-type: application/json"]
+    key = [] if not needs_key else ["-H", "authorization: Bearer YOUR_KEY"]
+    return [
+        f"colibrid {__version__}",
+        f"  model    {info.model_id} ({info.family}, {precision}{experts})",
+        f"  device   {info.device}",
+        f"  slots    {info.slots}",
+        f"  context  {info.max_seq_len} tokens",
+        f"  memory   {memory_bill(memory)}",
+        f"  url      {url}/v1",
+        f"  try      {shlex.join([*curl, *key, '-d', _EXAMPLE])}",
+    ]
+
+
+def memory_bill(plan: MemoryPlan) -> str:
+    """Give one line of text such as `306 MiB = weights 26 MiB + kv 256 MiB + ...`."""
+    parts = (("weights", plan.weights), ("kv", plan.kv), ("temp", plan.temp), ("engine", plan.host))
+    return f"{format_bytes(plan.total)} = " + " + ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+
+
+def ready_line(total_ms: float, phases: Mapping[str, float]) -> str:
+    """Give a line such as `ready in 812 ms (python 120, engine 300)`; phases overlap, so they need not add up."""
+    shown = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items())
+    return f"ready in {total_ms:.0f} ms ({shown})"
+
+
+def print_lines(lines: Iterable[str], descriptor: int = 1) -> None:
+    """To stdout if somebody takes it: a blocked, closed or full stdout must not stop a daemon."""
+    data = ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
+    poll = select.poll()
+    try:
+        poll.register(descriptor, select.POLLOUT)
+        ready = poll.poll(0)
+        if ready and ready[0][1] & select.POLLOUT:
+            os.write(descriptor, data)
+    except OSError:
+        return

@@ -1,0 +1,215 @@
+"""The daemon from settings to exit code: the order in which its parts start; they end in reverse.
+
+    1  bind the address             an occupied port is told before anything else is done
+    2  resolve the model            converts a checkpoint that the cache does not have
+    3  start the engine process     it loads while this process goes on
+    4  load HTTP and text           the imports overlap with 3
+    5  answer /livez and /readyz    503 until the engine is ready
+    6  ready                        banner, READY=1
+    7  wait                         for a signal, or for the supervisor to give up
+    8  drain                        new requests 503, running ones end within server.drain_timeout_s
+
+Lives on one event loop. Exit codes: 0 drained, 1 the engine failed or the address is taken, 78 configuration or model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+import uvloop
+
+from colibrid.cli.assembly import Assembly, assemble, refuse_device
+from colibrid.cli.banner import banner, base_url, print_lines, ready_line
+from colibrid.cli.heartbeat import heartbeat
+from colibrid.cli.listen import bind
+from colibrid.cli.models import resolve_model
+from colibrid.cli.serve import check_shape
+from colibrid.engine.library import Library
+from colibrid.errors import ConfigError
+from colibrid.ops.lifecycle import Lifecycle
+from colibrid.ops.logging import configure
+from colibrid.ops.systemd import Notifier
+
+if TYPE_CHECKING:
+    import socket
+
+    from colibrid.config.environment import Environment
+    from colibrid.config.settings import Settings
+    from colibrid.http.auth import KeyRing
+
+_MIN_KEY_CHARACTERS = 8
+_CLOSE_S = 2.0  # for connections to go once everything is answered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the command line asks for."""
+
+    settings: Settings
+    environment: Environment
+    model: str | None
+    api_keys: tuple[str, ...]
+    num_layers: int | None
+    num_experts: int | None
+
+
+def run_daemon(order: Order) -> int:
+    """Serve until told to stop; the exit code. ColibridError when it cannot start or the engine failed for good."""
+    configure(order.settings.logging)
+    refuse_device(order.settings)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(order))
+
+
+async def _serve(order: Order) -> int:
+    settings = order.settings
+    marks = _Marks()
+    async with AsyncExitStack() as stack:
+        life = Lifecycle()
+        stack.callback(life.watch_signals(asyncio.get_running_loop()))
+        notifier = Notifier.from_environment()
+        stack.callback(notifier.close)
+        listening = bind(settings.server.host, settings.server.port)
+        stack.callback(listening.close)
+
+        library = Library()
+        notifier.extend_timeout(settings.engine.load_timeout_s)
+        resolved = resolve_model(order.model, settings.model, order.environment, library)
+        parts = assemble(settings, resolved, library)
+        check_shape(parts.pack.manifest, order.num_layers, order.num_experts)
+        _log_warnings(parts)
+        stack.callback(parts.scheduler.stop)
+        stack.push_async_callback(parts.supervisor.stop)
+        parts.supervisor.start()
+        marks.set("start")
+
+        await _open_http(order, parts, listening, stack)
+        marks.set("http")
+        beating = asyncio.create_task(heartbeat(notifier, parts.supervisor, settings.engine))
+        stack.callback(beating.cancel)
+        return await _live(order, parts, life, notifier, base_url(*listening.getsockname()[:2]), marks)
+
+
+async def _live(order: Order, parts: Assembly, life: Lifecycle, notifier: Notifier, url: str, marks: _Marks) -> int:
+    """From listening to drained."""
+    ready = asyncio.create_task(parts.supervisor.wait_ready())
+    ended = asyncio.create_task(parts.supervisor.wait_ended())
+    drain = asyncio.create_task(life.drain.wait())
+    tasks = (ready, ended, drain)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done() and ready.exception() is None:
+            life.serving()
+            _announce(order, parts, url, marks)
+            notifier.ready(f"serving {parts.scheduler.info.model_id} on {url}")
+            await asyncio.wait((ended, drain), return_when=asyncio.FIRST_COMPLETED)
+        if not drain.done():
+            failure = ended.result()
+            assert failure is not None, "nobody has stopped the supervisor"
+            notifier.stopping("the engine failed")
+            raise failure
+        notifier.stopping("draining")
+        notifier.extend_timeout(order.settings.server.drain_timeout_s + 2 * _CLOSE_S)
+        await _drain(parts, life, order.settings.server.drain_timeout_s)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if parts.supervisor.failure is not None:
+        raise parts.supervisor.failure
+    life.stopped()
+    return 0
+
+
+async def _drain(parts: Assembly, life: Lifecycle, timeout_s: float) -> None:
+    """Let running requests end, until the time is up or somebody insists."""
+    draining = asyncio.create_task(parts.scheduler.drain(timeout_s))
+    now = asyncio.create_task(life.now.wait())
+    await asyncio.wait((draining, now), return_when=asyncio.FIRST_COMPLETED)
+    complete = draining.done() and draining.result()
+    draining.cancel()
+    now.cancel()
+    await asyncio.gather(draining, now, return_exceptions=True)
+    parts.scheduler.stop()
+    structlog.get_logger().info("drained", complete=complete)
+
+
+async def _open_http(order: Order, parts: Assembly, listening: socket.socket, stack: AsyncExitStack) -> None:
+    """Load the HTTP side and begin to answer on `listening`."""
+    # Imported here: they take longest, and meanwhile the engine process loads.
+    from colibrid.http.auth import check_bind  # noqa: PLC0415
+    from colibrid.http.server import start_server  # noqa: PLC0415
+    from colibrid.http.state import AppState, load_text  # noqa: PLC0415
+
+    keys = _keys(order)
+    check_bind(order.settings.server.host, keys)
+    text = load_text(parts.pack.path, parts.pack.manifest)
+    state = AppState(settings=order.settings, scheduler=parts.scheduler, text=text, keys=keys)
+    await start_server(state, listening, stack)
+
+
+def _keys(order: Order) -> KeyRing:
+    from colibrid.http.auth import KeyRing  # noqa: PLC0415 (see _open_http)
+
+    path = order.settings.server.api_key_file
+    if order.api_keys and path is not None:
+        raise ConfigError("--api-key and server.api_key_file are both given; put all keys into the file")
+    if any(len(key) < _MIN_KEY_CHARACTERS for key in order.api_keys):
+        raise ConfigError(f"--api-key: a key is shorter than {_MIN_KEY_CHARACTERS} characters; take a longer one")
+    if order.api_keys:
+        structlog.get_logger().warning("api_key_on_command_line", hint="others can see it; use --api-key-file")
+        return KeyRing(order.api_keys)
+    return KeyRing() if path is None else KeyRing.from_file(Path(path))
+
+
+def _log_warnings(parts: Assembly) -> None:
+    for warning in parts.pack.warnings:
+        structlog.get_logger().warning("pack_warning", message=warning)
+
+
+def _announce(order: Order, parts: Assembly, url: str, marks: _Marks) -> None:
+    marks.set("ready")
+    memory, timings = parts.supervisor.memory, parts.supervisor.timings
+    assert memory is not None, "a ready engine has a bill"
+    assert timings is not None, "a ready engine was timed"
+    has_keys = bool(order.api_keys) or order.settings.server.api_key_file is not None
+    phases = {
+        "start": marks.at("start"),
+        "engine process": timings.process_ms,
+        "pack": timings.pack_ms,
+        "weights": timings.open_ms,
+        "http": marks.at("http") - marks.at("start"),
+    }
+    total = marks.at("ready")
+    lines = banner(parts.scheduler.info, parts.pack.manifest.precision, memory, url, needs_key=has_keys)
+    print_lines([*lines, ready_line(total, phases)])
+    structlog.get_logger().info(
+        "serving", url=url, model=parts.scheduler.info.model_id, pid=os.getpid(), ready_ms=round(total)
+    )
+
+
+class _Marks:
+    """Milliseconds from the start of this process to named moments."""
+
+    def __init__(self) -> None:
+        self._began = _process_start()
+        self._marks: dict[str, float] = {}
+
+    def set(self, name: str) -> None:
+        self._marks[name] = (time.clock_gettime(time.CLOCK_BOOTTIME) - self._began) * 1000
+
+    def at(self, name: str) -> float:
+        return self._marks[name]
+
+
+def _process_start() -> float:
+    """Seconds on CLOCK_BOOTTIME when the kernel started this process, to a tick (10 ms)."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,53 @@
+"""From a MODEL argument and settings to a pack folder, converting on first use with a progress bar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from colibrid.cli.progress import Progress
+from colibrid.model.cache import CacheOptions, Resolved, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from colibrid.config.environment import Environment
+    from colibrid.config.settings import ModelSettings
+    from colibrid.engine.library import Library
+
+
+def resolve_model(model: str | None, settings: ModelSettings, environment: Environment, library: Library) -> Resolved:
+    """The pack of MODEL, of model.path without it, of the bundled model without both.
+
+    ConfigError or ModelError: what is wrong and what to do.
+    """
+    progress = Progress("converting")
+    try:
+        return resolve(
+            model if model is not None else settings.path,
+            cache_options(settings, environment),
+            crc32c=checksum(library),
+            progress=progress,
+        )
+    finally:
+        progress.close()
+
+
+def cache_options(settings: ModelSettings, environment: Environment) -> CacheOptions:
+    """Where packs are cached and found."""
+    return CacheOptions(
+        cache_dir=environment.cache_dir if settings.cache_dir is None else Path(settings.cache_dir).expanduser(),
+        hub_cache=environment.hugging_face_hub,
+        dtype=settings.dtype,
+        weights=settings.weights,
+    )
+
+
+def checksum(library: Library) -> Callable[[bytes | memoryview], int]:
+    """crc32c of one block, by the engine's own function."""
+
+    def crc32c(data: bytes | memoryview) -> int:
+        block = bytes(data)
+        return int(library.c.clb_crc32c(0, block, len(block)))
+
+    return crc32c
