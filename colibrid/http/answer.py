@@ -1,0 +1,134 @@
+"""Runs a job and answers with it, whole or as a stream; the routes say what choices look like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from colibrid.errors import RequestError
+from colibrid.http.context import current
+from colibrid.http.errors import InternalError
+from colibrid.http.run import Choices
+from colibrid.http.sse import EventStream
+from colibrid.http.usage import server_timing, usage_of
+
+if TYPE_CHECKING:
+    from colibrid.http.params import Job
+    from colibrid.http.run import Choice, Delta
+    from colibrid.http.state import AppState
+
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+class ChoiceWriter(Protocol):
+    """One choice being written down."""
+
+    def take(self, delta: Delta) -> None:
+        """Adds what is new."""
+
+    def opening(self) -> bytes:
+        """Events before the first text."""
+
+    def chunk(self) -> bytes:
+        """An event of what was taken since the last one; empty when there is nothing to say."""
+
+    def closing(self) -> bytes:
+        """The event with the finish reason."""
+
+    def whole(self) -> dict[str, Any]:
+        """The choice as an object, with all that was taken."""
+
+
+class AnswerWriter(Protocol):
+    """The body around the choices."""
+
+    def choice(self, choice: Choice) -> ChoiceWriter:
+        """A fresh writer of one choice."""
+
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        """The answer as an object."""
+
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
+        """The last event, if the client asked for it; else empty."""
+
+
+async def answer(
+    request: web.Request, state: AppState, job: Job, writer: AnswerWriter, *, stream: bool
+) -> web.StreamResponse:
+    """Submits the job and answers. Ending early, for whatever reason, cancels it."""
+    generations = state.scheduler.submit_all(job.requests)
+    async with Choices(job, generations, state.text.tokenizer) as choices:
+        if stream:
+            return await _streamed(request, state, choices, writer)
+        return await _whole(request, state, choices, writer)
+
+
+def json_response(value: object, status: int = 200) -> web.Response:
+    """`value` as JSON."""
+    return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
+
+
+async def _whole(request: web.Request, state: AppState, choices: Choices, writer: AnswerWriter) -> web.Response:
+    writers = [writer.choice(choice) for choice in choices.all]
+
+    async def collect(choice: Choice) -> None:
+        target = writers[choice.index]
+        async for delta in choice.deltas():
+            target.take(delta)
+
+    await choices.each(collect)
+    usage = _note(request, state, choices)
+    return json_response(writer.whole([target.whole() for target in writers], usage))
+
+
+async def _streamed(
+    request: web.Request, state: AppState, choices: Choices, writer: AnswerWriter
+) -> web.StreamResponse:
+    async with EventStream(request, state.settings.server.sse_ping_s) as stream:
+
+        async def forward(choice: Choice) -> None:
+            target = writer.choice(choice)
+            opening = target.opening()
+            if opening:
+                await stream.send(opening)
+            async for delta in choice.deltas():
+                target.take(delta)
+                chunk = target.chunk()
+                if chunk:
+                    await stream.send(chunk)
+            await stream.send(target.closing())
+
+        try:
+            await choices.each(forward)
+            usage = writer.usage_event(_note(request, state, choices))
+            if usage:
+                await stream.send(usage)
+            await stream.finish()
+        except RequestError as error:
+            _log.warning("stream_failed", request_id=current(request).id, code=error.code, reason=error.message)
+            current(request).facts["error"] = error.code or error.type
+            await stream.fail(error)
+        except ConnectionError:
+            current(request).facts["error"] = "client_left"
+        except Exception:  # noqa: BLE001 - whatever it is, the client must hear of it
+            _log.exception("stream_broken", request_id=current(request).id)
+            current(request).facts["error"] = "internal_error"
+            await stream.fail(InternalError(current(request).id))
+        return stream.response
+
+
+def _note(request: web.Request, state: AppState, choices: Choices) -> dict[str, Any]:
+    """The usage; also for the headers and the log line."""
+    context = current(request)
+    outcomes = choices.outcomes
+    usage = usage_of(outcomes, moe=state.scheduler.info.experts_per_token > 0)
+    context.server_timing = server_timing(outcomes)
+    context.facts.update(
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
+        finish_reasons=[outcome.finish_reason for outcome in outcomes],
+    )
+    return usage

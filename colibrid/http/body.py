@@ -1,0 +1,143 @@
+"""From an HTTP request to a typed body, or an error that names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from colibrid.errors import RequestError
+from colibrid.http.errors import BodyTimeoutError, BodyTooLargeError, MediaTypeError, shown
+from colibrid.http.limits import BODY_TIMEOUT_S
+from colibrid.http.types import Message, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+_PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
+
+
+async def read_json(request: web.Request, max_bytes: int) -> dict[str, Any]:
+    """The body as a JSON object. Raises RequestErrors of status 400, 408, 413 and 415."""
+    if "Content-Encoding" in request.headers:
+        raise MediaTypeError("Compressed bodies are not accepted; send the body without Content-Encoding.")
+    kind = request.content_type
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise MediaTypeError(
+            f"The body must be JSON, not {shown(kind)}; send the header 'Content-Type: application/json'."
+        )
+    too_large = BodyTooLargeError(
+        f"The body is larger than {max_bytes} bytes; send less, or raise server.max_body_bytes."
+    )
+    if request.content_length is not None and request.content_length > max_bytes:
+        raise too_large
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            raw = await request.read()
+    except TimeoutError as error:
+        raise BodyTimeoutError(f"The body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster.") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise too_large from error
+    return decode_object(raw)
+
+
+def decode_object(raw: bytes) -> dict[str, Any]:
+    """`raw` as a JSON object. NaN, Infinity, numbers that overflow and lone surrogates are refused."""
+    try:
+        value = msgspec.json.decode(raw)
+    except RecursionError as error:
+        raise RequestError("The body is nested too deeply; send a flatter object.", code="invalid_json") from error
+    except msgspec.ValidationError as error:  # only for numbers that no float holds
+        raise RequestError(f"The body holds a number out of range ({error}); send finite numbers.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"The body is not valid JSON ({error}); correct it.", code="invalid_json") from error
+    if not isinstance(value, dict):
+        raise RequestError("The body must be a JSON object; send one.", code="invalid_json")
+    return value
+
+
+def parse(
+    raw: dict[str, Any], kind: type[Body], refused: Mapping[str, Refused], *, strict: bool
+) -> tuple[Body, list[str]]:
+    """The typed body, and the names of fields that the API does not know.
+
+    Raises RequestError naming the field for known fields that are not implemented, wrong types, numbers out of
+    range, and, with `strict`, unknown fields.
+    """
+    for name in raw.keys() & refused.keys():
+        _check_off(name, raw[name], refused[name])
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    ignored = sorted(raw.keys() - known - refused.keys())
+    ignored += _unknown_in_messages(raw.get("messages"))
+    if strict and ignored:
+        raise RequestError(
+            f"Unknown field {shown(ignored[0])}; leave it out (server.strict is on).",
+            param=ignored[0],
+            code="unknown_parameter",
+        )
+    try:
+        return msgspec.convert(raw, kind), ignored
+    except msgspec.ValidationError as error:
+        raise _explained(str(error), raw) from error
+
+
+def _check_off(name: str, value: object, rule: Refused) -> None:
+    # 1 == True in Python, not in JSON: types must agree too.
+    off = value is None or any(type(value) is type(harmless) and value == harmless for harmless in rule.harmless)
+    if not off:
+        raise RequestError(
+            f"{name} = {shown(value)} is not implemented yet; {rule.instead}.", param=name, code="unsupported_value"
+        )
+
+
+def _unknown_in_messages(messages: object) -> list[str]:
+    if not isinstance(messages, list):
+        return []
+    known = {field.encode_name for field in msgspec.structs.fields(Message)}
+    unknown: set[str] = set()
+    for message in messages:
+        if isinstance(message, dict):
+            # SDKs send their answers back with null and empty fields: these say nothing.
+            unknown.update(name for name in message.keys() - known if message[name] not in (None, [], {}))
+    return sorted(f"messages.{name}" for name in unknown)
+
+
+def _explained(text: str, raw: dict[str, Any]) -> RequestError:
+    """Msgspec's `Expected … - at `$.a[0].b`` as a message with the field and its value."""
+    place = _PLACE.search(text)
+    path = place.group(1) if place else ""
+    reason = (text[: place.start()] if place else text).replace("`", "")
+    missing = re.fullmatch(r"Object missing required field (\w+)", reason)
+    if missing:
+        name = f"{path}.{missing.group(1)}".lstrip(".")
+        return RequestError(f"{name} is missing; send it.", param=name, code="missing_required_parameter")
+    unknown = re.fullmatch(r"Object contains unknown field (.+)", reason)
+    if unknown:
+        name = f"{path}.{unknown.group(1)}".lstrip(".")
+        return RequestError(f"Unknown field {shown(name)}; leave it out.", param=name, code="unknown_parameter")
+    param = path.replace("[...]", "") or None
+    value = _value_at(raw, path)
+    given = "" if value is _NOWHERE else f", not {shown(value)}"
+    reason = reason[:1].lower() + reason[1:]
+    return RequestError(
+        f"{param or 'The body'}: {reason}{given}; correct the value or leave it out.", param=param, code="invalid_value"
+    )
+
+
+_NOWHERE = object()
+
+
+def _value_at(raw: object, path: str) -> object:
+    value: object = raw
+    for index, name in _STEP.findall(path):
+        try:
+            value = value[int(index)] if index else value[name]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError):
+            return _NOWHERE
+    return value

@@ -1,0 +1,134 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from colibrid.http.answer import answer
+from colibrid.http.body import parse, read_json
+from colibrid.http.context import current
+from colibrid.http.envelope import Envelope
+from colibrid.http.logprobs import LegacyLogprobs, prompt_logprobs, text_and_offsets
+from colibrid.http.params import completion_job
+from colibrid.http.state import STATE
+from colibrid.http.types import COMPLETION_REFUSED, CompletionBody
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from colibrid.http.run import Choice, Delta
+    from colibrid.http.state import AppState
+
+
+async def completions(request: web.Request) -> web.StreamResponse:
+    """Completes one prompt or several."""
+    state = request.app[STATE]
+    raw = await read_json(request, state.settings.server.max_body_bytes)
+    body, current(request).ignored = parse(raw, CompletionBody, COMPLETION_REFUSED, strict=state.settings.server.strict)
+    answer_id = f"cmpl-{secrets.token_hex(12)}"
+    job = await completion_job(body, state, answer_id)
+    return await answer(request, state, job, CompletionWriter(body, state, answer_id), stream=bool(body.stream))
+
+
+class CompletionWriter:
+    """The answer of one request."""
+
+    def __init__(self, body: CompletionBody, state: AppState, answer_id: str) -> None:
+        self._body = body
+        self._state = state
+        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        info = state.scheduler.info
+        self._envelope = Envelope(answer_id, "text_completion", info.model_id, info.fingerprint, usage=usage)
+
+    def choice(self, choice: Choice) -> CompletionChoiceWriter:
+        return CompletionChoiceWriter(choice, self._body, self._state, self._envelope)
+
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return self._envelope.head | {"choices": choices, "usage": usage}
+
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
+        return self._envelope.usage_event(usage)
+
+
+class CompletionChoiceWriter:
+    """One choice: text and, where asked for, log-probabilities and ids since the last chunk."""
+
+    def __init__(self, choice: Choice, body: CompletionBody, state: AppState, envelope: Envelope) -> None:
+        self._choice = choice
+        self._body = body
+        self._tokenizer = state.text.tokenizer
+        self._envelope = envelope
+        self._logprobs = None if body.logprobs is None else LegacyLogprobs(self._tokenizer)
+        self._echo_due = bool(body.echo)
+        self._ids_due = bool(body.return_token_ids)
+        self._text: list[str] = []
+        self._ids: list[int] = []
+        self._start = 0  # characters of the echoed prompt
+
+    def take(self, delta: Delta) -> None:
+        if self._echo_due:
+            self._echo_due = False
+            self._echo()
+        self._text.append(delta.text)
+        if self._body.return_token_ids:
+            self._ids.extend(record.token for record in delta.records)
+        if self._logprobs is not None:
+            for record, offset in zip(delta.records, delta.offsets, strict=True):
+                self._logprobs.add(record, self._start + offset)
+
+    def _echo(self) -> None:
+        prompt = self._choice.prompt
+        decoded, offsets = text_and_offsets(self._tokenizer, prompt.ids)
+        text = decoded if prompt.text is None else prompt.text
+        self._text.append(text)
+        self._start = len(text)
+        if self._logprobs is not None:
+            for record, offset in zip(self._choice.prompt_records, offsets, strict=True):
+                self._logprobs.add(record, offset)
+
+    def opening(self) -> bytes:
+        return b""
+
+    def chunk(self) -> bytes:
+        text = "".join(self._text)
+        rest = self._rest()
+        if not text and not rest:
+            return b""
+        self._text = []
+        fields = {"logprobs": None, "finish_reason": None} | rest
+        return self._envelope.chunk(self._choice.index, b'"text":', msgspec.json.encode(text), fields)
+
+    def _rest(self) -> dict[str, Any]:
+        """Log-probabilities and ids that have not been given out."""
+        rest: dict[str, Any] = {}
+        if self._logprobs is not None and self._logprobs:
+            rest["logprobs"] = self._logprobs.take()
+        if self._ids_due:
+            self._ids_due = False
+            rest["prompt_token_ids"] = self._choice.prompt.ids
+        if self._ids:
+            rest["token_ids"] = self._ids
+            self._ids = []
+        return rest
+
+    def closing(self) -> bytes:
+        assert self._choice.outcome is not None
+        fields = {"logprobs": None, "finish_reason": self._choice.outcome.finish_reason}
+        return self._envelope.chunk(self._choice.index, b'"text":', b'""', fields)
+
+    def whole(self) -> dict[str, Any]:
+        assert self._choice.outcome is not None
+        found: dict[str, Any] = {
+            "index": self._choice.index,
+            "text": "".join(self._text),
+            "logprobs": None if self._logprobs is None else self._logprobs.take(),
+            "finish_reason": self._choice.outcome.finish_reason,
+        }
+        if self._body.prompt_logprobs is not None:
+            found["prompt_logprobs"] = prompt_logprobs(self._tokenizer, self._choice.prompt_records)
+        if self._body.return_token_ids:
+            found |= {"prompt_token_ids": self._choice.prompt.ids, "token_ids": self._ids}
+        return found

@@ -1,0 +1,49 @@
+"""What is known of one HTTP request while it is answered."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_KEY = "colibrid_context"
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """Owned by the middleware; routes add what headers and the log line should say."""
+
+    id: str
+    started: float = field(default_factory=time.perf_counter)
+    ignored: list[str] = field(default_factory=list)  # fields unknown to the API
+    server_timing: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)  # of the log line
+
+    @property
+    def elapsed_ms(self) -> float:
+        """Since the request's head was read."""
+        return (time.perf_counter() - self.started) * 1000
+
+
+def open_context(request: web.Request) -> RequestContext:
+    """Makes the context of `request`; the client's own x-request-id is kept when it is harmless."""
+    asked = request.headers.get("x-request-id", "")
+    context = RequestContext(asked if _SANE_ID.match(asked) else f"req-{secrets.token_hex(12)}")
+    request[_KEY] = context
+    return context
+
+
+def context_of(request: web.BaseRequest) -> RequestContext | None:
+    """The context of `request`; none for requests that never reached the middleware."""
+    return cast("RequestContext | None", request.get(_KEY))
+
+
+def current(request: web.Request) -> RequestContext:
+    """The context of a request that a route is answering."""
+    return cast("RequestContext", request[_KEY])

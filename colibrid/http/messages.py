@@ -1,0 +1,153 @@
+"""Chat messages to a prompt, through the model's own template."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from colibrid.errors import RequestError
+from colibrid.http.errors import shown
+from colibrid.http.params import Prompt
+
+if TYPE_CHECKING:
+    from colibrid.http.state import AppState
+    from colibrid.http.types import ChatBody, Message
+
+
+async def chat_prompt(body: ChatBody, state: AppState) -> Prompt:
+    """Renders and tokenizes the messages. Raises RequestError for what the template or the limits refuse."""
+    template = state.text.template
+    if template is None:
+        raise RequestError(
+            f"The model {shown(state.scheduler.info.model_id)} has no chat template; send a finished prompt to"
+            " /v1/completions.",
+            param="messages",
+            code="no_chat_template",
+        )
+    continued = _check_ending(body)
+    _check_bytes(body, state.settings.limits.prompt_bytes)
+    messages = [plain_message(message, index) for index, message in enumerate(body.messages)]
+    if not template.knows("developer"):
+        messages = [_as_system(message) for message in messages]
+    text = template.render(
+        [_guarded(message, state) for message in messages],
+        add_generation_prompt=body.add_generation_prompt is not False,
+    )
+    if continued:
+        text = _cut_after(text, state.text.guard.guard_text(messages[-1]["content"]))
+    ids = await state.text.tokenizer.encode_async(text, add_special_tokens=bool(body.add_special_tokens), guarded=True)
+    if not ids:
+        raise RequestError("The messages give an empty prompt; send some text.", param="messages", code="empty_prompt")
+    return Prompt(tuple(ids))
+
+
+def plain_message(message: Message, index: int) -> dict[str, Any]:
+    """One message as templates expect it: text parts joined, arguments of tool calls as objects."""
+    name = f"messages[{index}]"
+    plain: dict[str, Any] = {"role": message.role, "content": _text_of(message, name)}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.reasoning_content is not None:
+        plain["reasoning_content"] = message.reasoning_content
+    if message.tool_calls:
+        if message.role != "assistant":
+            raise RequestError(
+                f"{name}.tool_calls: only messages of the assistant call tools; leave it out.",
+                param=f"{name}.tool_calls",
+            )
+        plain["tool_calls"] = [_tool_call(call, f"{name}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)]
+    return plain
+
+
+def _text_of(message: Message, name: str) -> str | None:
+    content = message.content
+    if content is None:
+        if message.role == "assistant" and message.tool_calls:
+            return None
+        raise RequestError(f"{name}.content is missing; send a string.", param=f"{name}.content")
+    if isinstance(content, str):
+        return content
+    return "\n".join(_part_text(part, f"{name}.content[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: dict[str, Any], name: str) -> str:
+    if part.get("type") != "text":
+        raise RequestError(
+            f"{name}.type = {shown(part.get('type'))} is not implemented yet; send parts of type text.",
+            param=f"{name}.type",
+            code="unsupported_value",
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise RequestError(f"{name}.text: expected a string, not {shown(text)}.", param=f"{name}.text")
+    return text
+
+
+def _tool_call(call: dict[str, Any], name: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{name}.function.name: expected a string; send it.", param=f"{name}.function.name")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            decoded = msgspec.json.decode(arguments)
+        except (msgspec.MsgspecError, RecursionError):
+            decoded = arguments  # what a model wrote need not be JSON
+        arguments = decoded if isinstance(decoded, dict) else arguments
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _as_system(message: dict[str, Any]) -> dict[str, Any]:
+    # Older templates would leave the newer name of the system role out without a word.
+    return {**message, "role": "system"} if message["role"] == "developer" else message
+
+
+def _guarded(message: dict[str, Any], state: AppState) -> dict[str, Any]:
+    """The client's strings with special-token strings broken; keys and role are ours."""
+    return {key: value if key == "role" else state.text.guard.guard(value) for key, value in message.items()}
+
+
+def _check_ending(body: ChatBody) -> bool:
+    """True iff the last message is to be continued."""
+    if not body.continue_final_message:
+        return False
+    if body.add_generation_prompt is not False:
+        raise RequestError(
+            "continue_final_message needs add_generation_prompt: false; add it.", param="continue_final_message"
+        )
+    if not body.messages[-1].content:
+        raise RequestError(
+            "continue_final_message needs a last message with text; add it.", param="continue_final_message"
+        )
+    return True
+
+
+def _cut_after(text: str, final: str) -> str:
+    place = text.rfind(final.strip())
+    if place < 0:
+        raise RequestError(
+            "The model's chat template changes the last message, so it cannot be continued; leave"
+            " continue_final_message out.",
+            param="continue_final_message",
+        )
+    return text[: place + len(final.strip())] + _trailing_space(text, place, final)
+
+
+def _trailing_space(text: str, place: int, final: str) -> str:
+    """The white space at the end of the message, where the template kept it."""
+    end = place + len(final.strip())
+    space = final[len(final.rstrip()) :]
+    return space if text.startswith(space, end) else ""
+
+
+def _check_bytes(body: ChatBody, limit: int) -> None:
+    total = sum(len(msgspec.json.encode(message)) for message in body.messages)
+    if total > limit:
+        raise RequestError(
+            f"The messages have {total} bytes, more than the {limit} allowed (limits.prompt_bytes); send less.",
+            param="messages",
+            code="string_above_max_length",
+        )

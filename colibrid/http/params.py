@@ -1,0 +1,338 @@
+"""From a typed body to requests for the scheduler: every bound that needs the model is checked here."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from colibrid.batch.request import ExpertPolicy, GenerateRequest, Sampling
+from colibrid.errors import RequestError
+from colibrid.http.errors import NotFoundError, shown
+from colibrid.http.limits import MAX_PROMPTS, MAX_STOP_IDS
+from colibrid.text.output import OutputOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colibrid.http.state import AppState
+    from colibrid.http.types import ChatBody, CompletionBody, Experts, SamplingBody
+
+_Number = TypeVar("_Number", int, float)
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: the ids that the model gets, and the text if the client sent text and all of it is used."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One accepted HTTP request: a sequence for each prompt, and how its ids become text."""
+
+    prompts: tuple[Prompt, ...]
+    requests: tuple[GenerateRequest, ...]
+    output: OutputOptions
+
+
+def check_model(name: str | None, state: AppState) -> None:
+    """Raises NotFoundError unless `name` is absent or the served model."""
+    served = state.scheduler.info.model_id
+    if name is not None and name != served:
+        raise NotFoundError(
+            f"The model {shown(name)} does not exist; use {shown(served)}, or leave model out.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def prompt_entries(prompt: object) -> list[str | list[int]]:
+    """The prompts in any of OpenAI's forms. Raises RequestError for empty and wrong ones."""
+    if prompt is None:
+        raise RequestError("prompt is missing; send it.", param="prompt", code="missing_required_parameter")
+    if isinstance(prompt, str):
+        return [_text_entry(prompt, "prompt")]
+    if not isinstance(prompt, list):
+        raise RequestError(
+            f"prompt: expected a string, token ids or a list of these, not {shown(prompt)}.", param="prompt"
+        )
+    if not prompt:
+        raise _empty("prompt")
+    if type(prompt[0]) is int:
+        return [_id_entry(prompt, "prompt")]
+    if len(prompt) > MAX_PROMPTS:
+        raise RequestError(
+            f"prompt: {len(prompt)} prompts are more than the {MAX_PROMPTS} of one request; send several requests.",
+            param="prompt",
+        )
+    return [_entry(entry, f"prompt[{index}]") for index, entry in enumerate(prompt)]
+
+
+def _entry(entry: object, name: str) -> str | list[int]:
+    if isinstance(entry, str):
+        return _text_entry(entry, name)
+    if isinstance(entry, list):
+        return _id_entry(entry, name)
+    raise RequestError(f"{name}: expected a string or token ids, not {shown(entry)}.", param=name)
+
+
+def _text_entry(text: str, name: str) -> str:
+    if not text:
+        raise _empty(name)
+    return text
+
+
+def _id_entry(ids: list[Any], name: str) -> list[int]:
+    if not ids:
+        raise _empty(name)
+    if not set(map(type, ids)) <= {int}:
+        index = next(index for index, value in enumerate(ids) if type(value) is not int)
+        raise RequestError(
+            f"{name}[{index}]: expected a token id, not {shown(ids[index])}; send integers only.", param=name
+        )
+    return ids
+
+
+def _empty(name: str) -> RequestError:
+    return RequestError(f"{name} is empty; send at least one token.", param=name, code="empty_prompt")
+
+
+async def encode_prompts(entries: Sequence[str | list[int]], state: AppState, *, add_special: bool) -> list[Prompt]:
+    """Token ids of each entry. Raises RequestError for too many bytes and for ids outside the vocabulary."""
+    limit = state.settings.limits.prompt_bytes
+    total = sum(len(entry.encode("utf-8", "surrogatepass")) for entry in entries if isinstance(entry, str))
+    if total > limit:
+        raise RequestError(
+            f"The prompts have {total} bytes, more than the {limit} allowed (limits.prompt_bytes); send less.",
+            param="prompt",
+            code="string_above_max_length",
+        )
+    prompts = []
+    for index, entry in enumerate(entries):
+        name = "prompt" if len(entries) == 1 else f"prompt[{index}]"
+        if isinstance(entry, str):
+            ids = await state.text.tokenizer.encode_async(entry, add_special_tokens=add_special)
+            if not ids:
+                raise _empty(name)
+            prompts.append(Prompt(tuple(ids), entry))
+        else:
+            check_ids(entry, state.scheduler.info.vocab_size, name)
+            prompts.append(Prompt(tuple(entry)))
+    return prompts
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
+    """Raises RequestError naming the first id outside the vocabulary by its place."""
+    if min(ids) >= 0 and max(ids) < vocab_size:
+        return
+    index = next(index for index, value in enumerate(ids) if not 0 <= value < vocab_size)
+    raise RequestError(
+        f"{name}[{index}] = {shown(ids[index])} is no token id; ids are 0 to {vocab_size - 1}.",
+        param=name,
+        code="invalid_token_id",
+    )
+
+
+async def completion_job(body: CompletionBody, state: AppState, request_id: str) -> Job:
+    """Checks a completion against the model and builds its requests."""
+    check_model(body.model, state)
+    _check_common(body)
+    entries = prompt_entries(body.prompt)
+    prompts = await encode_prompts(entries, state, add_special=body.add_special_tokens is not False)
+    prompt_logprobs = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
+    return _job(
+        body,
+        state,
+        request_id,
+        prompts=prompts,
+        asked=("max_tokens", body.max_tokens),
+        default_tokens=COMPLETION_TOKENS,
+        logprobs=body.logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def chat_job(body: ChatBody, state: AppState, request_id: str, prompt: Prompt) -> Job:
+    """Checks a chat request, whose prompt is rendered already, against the model and builds its request."""
+    _check_common(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs: true; add it.", param="top_logprobs")
+    if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
+        raise RequestError(
+            f"max_tokens = {body.max_tokens} and max_completion_tokens = {body.max_completion_tokens} differ;"
+            " send one of them.",
+            param="max_tokens",
+        )
+    asked: tuple[str, int | None]
+    if body.max_completion_tokens is not None:
+        asked = ("max_completion_tokens", body.max_completion_tokens)
+    else:
+        asked = ("max_tokens", body.max_tokens)
+    return _job(
+        body,
+        state,
+        request_id,
+        prompts=[prompt],
+        asked=asked,
+        default_tokens=state.settings.limits.max_tokens_default,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+
+
+def _check_common(body: SamplingBody) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options needs stream: true; add it.", param="stream_options")
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs does not work with stream; leave one out.", param="prompt_logprobs")
+    if body.truncate_prompt_tokens == 0:
+        raise RequestError("truncate_prompt_tokens = 0 would leave no prompt; send -1 or 1 and more.",
+                           param="truncate_prompt_tokens")  # fmt: skip
+
+
+def _job(
+    body: SamplingBody,
+    state: AppState,
+    request_id: str,
+    *,
+    prompts: Sequence[Prompt],
+    asked: tuple[str, int | None],
+    default_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> Job:
+    sampling = sampling_of(body, state)
+    stops = stop_ids(body.stop_token_ids, state, ignore_eos=bool(body.ignore_eos))
+    experts = expert_policy(body.experts, state)
+    cut = [
+        _truncate(prompt, body.truncate_prompt_tokens, _first(asked[1], None, COMPLETION_TOKENS), state)
+        for prompt in prompts
+    ]
+    requests = []
+    for index, prompt in enumerate(cut):
+        max_tokens = token_limit(len(prompt.ids), asked, default_tokens, state.scheduler.info.max_seq_len)
+        if (body.min_tokens or 0) > max_tokens:
+            raise RequestError(
+                f"min_tokens = {body.min_tokens} is more than the {max_tokens} of max_tokens; lower it.",
+                param="min_tokens",
+            )
+        requests.append(
+            GenerateRequest(
+                request_id=request_id if len(cut) == 1 else f"{request_id}-{index}",
+                prompt_ids=prompt.ids,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                min_tokens=body.min_tokens or 0,
+                stop_token_ids=stops,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                experts=experts,
+            )
+        )
+    return Job(
+        prompts=tuple(cut),
+        requests=tuple(requests),
+        output=OutputOptions(
+            stops=_stop_strings(body.stop),
+            stop_token_ids=frozenset(stops),
+            include_stop=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            min_tokens=body.min_tokens or 0,
+        ),
+    )
+
+
+def sampling_of(body: SamplingBody, state: AppState) -> Sampling:
+    """Sampling values: the request's, else those of the model's generation_config.json, else OpenAI's."""
+    defaults = state.text.sampling
+    top_k = _first(body.top_k, defaults.top_k, 0)
+    return Sampling(
+        seed=secrets.randbits(64) if body.seed is None else body.seed % (1 << 64),
+        temperature=_first(body.temperature, defaults.temperature, 1.0),
+        top_p=_first(body.top_p, defaults.top_p, 1.0),
+        top_k=max(top_k, 0),
+        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        logit_bias=_bias(body.logit_bias or {}, state.scheduler.info.vocab_size),
+    )
+
+
+def _first(asked: _Number | None, model: _Number | None, default: _Number) -> _Number:
+    if asked is not None:
+        return asked
+    return default if model is None else model
+
+
+def stop_ids(asked: list[int] | None, state: AppState, *, ignore_eos: bool) -> tuple[int, ...]:
+    """End ids: the request's, and the model's own unless they are ignored. Raises RequestError for wrong ones."""
+    if asked:
+        check_ids(asked, state.scheduler.info.vocab_size, "stop_token_ids")
+    own = () if ignore_eos else state.text.eos_token_ids
+    found = tuple(dict.fromkeys([*own, *(asked or ())]))
+    if len(found) > MAX_STOP_IDS:
+        raise RequestError(
+            f"stop_token_ids: with the model's own, {len(found)} ids are more than {MAX_STOP_IDS}; send fewer.",
+            param="stop_token_ids",
+        )
+    return found
+
+
+def expert_policy(asked: Experts | None, state: AppState) -> ExpertPolicy:
+    """The request's experts. Raises RequestError beyond the model's own number."""
+    if asked is None:
+        return ExpertPolicy()
+    own = state.scheduler.info.experts_per_token
+    if asked.per_token is not None and asked.per_token > own:
+        limit = f"the model's own {own}; send 1 to {own}" if own else "0: the model has no experts; leave it out"
+        raise RequestError(f"experts.per_token = {asked.per_token} is more than {limit}.", param="experts.per_token")
+    return ExpertPolicy(per_token=asked.per_token, threshold=asked.threshold or 0.0)
+
+
+def token_limit(prompt: int, asked: tuple[str, int | None], default: int, max_seq_len: int) -> int:
+    """max_tokens of a prompt of so many tokens. Raises RequestError when it does not fit the context."""
+    name, value = asked
+    room = max_seq_len - prompt
+    if room < (1 if value is None else value):
+        wanted = "1" if value is None else str(value)
+        raise RequestError(
+            f"The prompt has {prompt} tokens and {name} is {wanted}: together {prompt + int(wanted)}, more than the"
+            f" context of {max_seq_len} tokens. Shorten the prompt or lower {name}.",
+            param=name if prompt <= max_seq_len and value is not None else "prompt",
+            code="context_length_exceeded",
+        )
+    return min(default, room) if value is None else value
+
+
+def _truncate(prompt: Prompt, asked: int | None, max_tokens: int, state: AppState) -> Prompt:
+    if asked is None:
+        return prompt
+    keep = asked if asked > 0 else max(1, state.scheduler.info.max_seq_len - max(1, max_tokens))
+    return prompt if len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:])
+
+
+def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def _bias(asked: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    entries: dict[int, float] = {}
+    for key, value in asked.items():
+        # int() would also take "1_0", " 1" and other scripts' digits.
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):
+            raise RequestError(
+                f"logit_bias: {shown(key)} is no token id; keys are 0 to {vocab_size - 1}.",
+                param="logit_bias",
+                code="invalid_token_id",
+            )
+        entries[int(key)] = value
+    return tuple(sorted(entries.items()))

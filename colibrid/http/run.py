@@ -1,0 +1,139 @@
+"""Runs the generations of one job and turns their tokens into text."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self
+
+from colibrid.errors import EngineFaultError
+from colibrid.text.output import OutputText
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+    from colibrid.batch.interfaces import Generation
+    from colibrid.batch.request import ExpertUsage, FinishReason, TokenRecord
+    from colibrid.http.params import Job
+    from colibrid.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What is known of one choice when it has ended."""
+
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    experts: ExpertUsage | None = None
+    timing_ms: tuple[float, float, float] | None = None  # queue, prefill, decode
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new in one choice: text, the tokens behind it, and where in the text each token begins."""
+
+    text: str
+    records: list[TokenRecord] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+
+class Choice:
+    """One generation of a job, read once. `outcome` is set when `deltas` has ended."""
+
+    def __init__(self, index: int, generation: Generation, job: Job, tokenizer: Tokenizer) -> None:
+        self.index = index
+        self.prompt = job.prompts[index]
+        self.outcome: Outcome | None = None
+        self._generation = generation
+        self._text = OutputText(tokenizer, job.output)
+
+    @property
+    def prompt_records(self) -> tuple[TokenRecord, ...]:
+        """Log-probabilities of the prompt; complete from the first delta on."""
+        return self._generation.prompt_records
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Yields what arrives; the last delta is the text that was held back, often none.
+
+        Raises what the generation raises.
+        """
+        async for records in self._generation:
+            delta = self._take(records)
+            if self._text.stopped:
+                self._generation.cancel()
+                self.outcome = self._stopped_outcome()
+                yield delta
+                return
+            yield delta
+        rest = Delta(self._text.finish())
+        self.outcome = self._stopped_outcome() if self._text.stopped else self._ended_outcome()
+        yield rest
+
+    def _take(self, records: Iterable[TokenRecord]) -> Delta:
+        delta = Delta("")
+        pieces = []
+        for record in records:
+            delta.records.append(record)
+            delta.offsets.append(self._text.chars)
+            pieces.append(self._text.push(record.token))
+            if self._text.stopped:
+                break
+        delta.text = "".join(pieces)
+        return delta
+
+    def _ended_outcome(self) -> Outcome:
+        result = self._generation.result
+        if result is None:  # cancelled from outside while the client still listens
+            raise EngineFaultError("The generation was cancelled; try again.", code="cancelled")
+        return Outcome(
+            finish_reason=result.finish_reason,
+            prompt_tokens=result.prompt_tokens,
+            completion_tokens=result.completion_tokens,
+            cached_tokens=result.cached_tokens,
+            experts=result.experts,
+            timing_ms=(result.queue_ms, result.prefill_ms, result.decode_ms),
+        )
+
+    def _stopped_outcome(self) -> Outcome:
+        return Outcome(
+            finish_reason="stop",
+            prompt_tokens=len(self.prompt.ids),
+            completion_tokens=self._text.tokens,
+        )
+
+
+class Choices:
+    """All choices of one job. Leaving the block cancels what still runs."""
+
+    def __init__(self, job: Job, generations: Iterable[Generation], tokenizer: Tokenizer) -> None:
+        self._generations = tuple(generations)
+        self.all = [Choice(index, one, job, tokenizer) for index, one in enumerate(self._generations)]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        for generation in self._generations:
+            generation.cancel()
+
+    async def each(self, work: Callable[[Choice], Awaitable[None]]) -> None:
+        """Runs `work` on all choices at once; the first error ends them all."""
+        if len(self.all) == 1:
+            await work(self.all[0])
+            return
+        tasks = [asyncio.ensure_future(work(choice)) for choice in self.all]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What is known of each choice, in order. Only after all have ended."""
+        outcomes = [choice.outcome for choice in self.all if choice.outcome is not None]
+        assert len(outcomes) == len(self.all), "a choice has not ended"
+        return outcomes

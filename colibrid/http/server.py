@@ -1,0 +1,166 @@
+"""The HTTP application: routes, what every request passes through, and the runner."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+from aiohttp import web
+
+from colibrid.errors import RequestError
+from colibrid.http.auth import HostPolicy, KeyRing
+from colibrid.http.chat import chat_completions
+from colibrid.http.completions import completions
+from colibrid.http.context import RequestContext, context_of, open_context
+from colibrid.http.errors import (
+    BodyTooLargeError,
+    InternalError,
+    MethodError,
+    NotFoundError,
+    error_response,
+    shown,
+)
+from colibrid.http.generate import generate
+from colibrid.http.health import livez, readyz
+from colibrid.http.models import list_models, show_model
+from colibrid.http.state import STATE, AppState
+
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Handler, Middleware
+
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})  # answered without a key
+_CHAT = "use POST /v1/chat/completions"
+_COMING = "use POST /v1/completions or /v1/chat/completions"
+_ELSEWHERE = {  # routes of other servers, and what to use instead
+    "/v1/responses": _CHAT,
+    "/v1/messages": _CHAT,
+    "/v1/complete": "use POST /v1/completions",
+    "/v1/engines": "use GET /v1/models",
+    "/completions": "use POST /v1/completions",
+    "/completion": "use POST /v1/completions",
+    "/chat/completions": _CHAT,
+    "/models": "use GET /v1/models",
+    "/api/generate": "use POST /v1/completions",
+    "/api/chat": _CHAT,
+    "/v1/embeddings": f"embeddings are not implemented yet; {_COMING}",
+    "/tokenize": f"it is not implemented yet; {_COMING}, which count tokens in usage",
+    "/detokenize": f"it is not implemented yet; {_COMING}",
+}
+KEEP_ALIVE_S = 75.0
+_LINGER_S = 2.0  # how long the rest of a refused body is read and thrown away
+
+
+def create_app(state: AppState) -> web.Application:
+    """The application that serves `state`."""
+    app = web.Application(
+        middlewares=[_pass_through(state.keys, HostPolicy(state.settings.server.host))],
+        client_max_size=state.settings.server.max_body_bytes,
+    )
+    app[STATE] = state
+    app.on_response_prepare.append(_add_headers)
+    app.router.add_post("/v1/completions", completions)
+    app.router.add_post("/v1/chat/completions", chat_completions)
+    app.router.add_post("/generate", generate)
+    app.router.add_get("/v1/models", list_models)
+    app.router.add_get("/v1/models/{id:.+}", show_model)
+    app.router.add_get("/livez", livez)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/health", readyz)
+    return app
+
+
+def create_runner(app: web.Application) -> web.AppRunner:
+    """A runner that cancels a request when its client leaves. The caller owns loop, sockets and signals."""
+    return web.AppRunner(
+        app,
+        handle_signals=False,
+        access_log=None,
+        handler_cancellation=True,
+        auto_decompress=False,
+        keepalive_timeout=KEEP_ALIVE_S,
+        lingering_time=_LINGER_S,
+        shutdown_timeout=0.5,
+    )
+
+
+def _pass_through(keys: KeyRing, hosts: HostPolicy) -> Middleware:
+    """What every request passes through: identity, access, the error contract, one log line."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        context = open_context(request)
+        try:
+            hosts.check(request.headers)
+            if request.path not in OPEN_PATHS:
+                keys.check(request.headers)
+            response = await handler(request)
+        except asyncio.CancelledError:
+            _log_request(request, context, 499)
+            raise
+        except Exception as error:  # noqa: BLE001 - every error has a place in the contract
+            response = error_response(_as_contract(error, request, context))
+        _log_request(request, context, response.status)
+        return response
+
+    return middleware
+
+
+def _as_contract(error: Exception, request: web.Request, context: RequestContext) -> RequestError:
+    """Any exception as an error of the contract."""
+    if isinstance(error, RequestError):
+        found = error
+    elif isinstance(error, web.HTTPNotFound):
+        found = _no_route(request)
+    elif isinstance(error, web.HTTPMethodNotAllowed):
+        found = MethodError(request.method, frozenset(error.allowed_methods))
+    elif isinstance(error, web.HTTPRequestEntityTooLarge):
+        found = BodyTooLargeError("The body is too large; send less, or raise server.max_body_bytes.")
+    elif isinstance(error, web.HTTPClientError):
+        found = RequestError(f"The request cannot be answered ({error.reason}); correct it.")
+        found.status = error.status
+    else:
+        _log.exception("request_broken", request_id=context.id, path=request.path)
+        found = InternalError(context.id)
+    context.facts["error"] = found.code or found.type
+    return found
+
+
+def _no_route(request: web.Request) -> NotFoundError:
+    path = request.path.rstrip("/")
+    instead = _ELSEWHERE.get(path)
+    if instead is None:
+        instead = "use /v1/chat/completions, /v1/completions, /v1/models, /generate, /readyz"
+    return NotFoundError(f"There is no route {shown(request.path)} here; {instead}.", code="unknown_url")
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    context = context_of(request)
+    if context is None:
+        return
+    response.headers["x-request-id"] = context.id
+    response.headers["openai-processing-ms"] = str(round(context.elapsed_ms))
+    if context.server_timing is not None:
+        response.headers["Server-Timing"] = context.server_timing
+    if context.ignored:
+        # Names come from the client: only characters that cannot end a header, and not too many.
+        names = (name.encode("ascii", "replace").decode() for name in context.ignored[:20])
+        safe = ",".join("".join(c if c.isprintable() else "?" for c in name)[:64] for name in names)
+        response.headers["x-colibri-ignored"] = safe
+        _log.info("fields_ignored", request_id=context.id, fields=context.ignored[:20])
+
+
+def _log_request(request: web.Request, context: RequestContext, status: int) -> None:
+    """The one canonical line of a request. Health checks are only of interest when debugging."""
+    log = _log.debug if request.path in OPEN_PATHS else _log.info
+    log(
+        "request",
+        request_id=context.id,
+        method=request.method,
+        path=request.path,
+        status=status,
+        ms=round(context.elapsed_ms, 1),
+        **context.facts,
+    )

@@ -1,0 +1,49 @@
+"""What the routes share: made once by the command line, never changed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from colibrid.http.auth import KeyRing
+from colibrid.text.model_text import ModelText
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from colibrid.batch.interfaces import GenerationService
+    from colibrid.config.settings import Settings
+    from colibrid.model.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppState:
+    """One served model and the settings it is served with."""
+
+    settings: Settings
+    scheduler: GenerationService
+    text: ModelText
+    keys: KeyRing = field(default_factory=KeyRing)
+    created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, of /v1/models
+
+
+STATE = web.AppKey("state", AppState)
+
+
+def load_text(folder: Path, manifest: Manifest) -> ModelText:
+    """Reads the text files that the manifest of the pack in `folder` names. Raises ModelError naming the file."""
+    files = manifest.text
+
+    def place(name: str | None) -> Path | None:
+        return None if name is None else folder / name
+
+    return ModelText.load(
+        tokenizer=place(files.tokenizer),
+        tokenizer_config=place(files.tokenizer_config),
+        chat_template=place(files.chat_template),
+        generation_config=place(files.generation_config),
+        eos_token_ids=files.eos_token_ids,
+    )

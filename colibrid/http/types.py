@@ -1,0 +1,200 @@
+"""Request bodies as types: each field with its bounds, and the fields that are refused by name.
+
+This is the one list of what the API takes; docs/reference/api.md is printed from it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from colibrid.http.limits import (
+    MAX_BIAS,
+    MAX_EXPERTS_PER_TOKEN,
+    MAX_LOGPROBS,
+    MAX_MESSAGES,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+)
+
+TokenCount = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+Stops = StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+TopK = Annotated[int, Meta(ge=-1, lt=1 << 31)]
+Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+def _doc(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`stream_options`."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`experts`: how many experts this request may use in every MoE layer."""
+
+    per_token: Annotated[int, Meta(ge=1, le=MAX_EXPERTS_PER_TOKEN)] | None = None
+    threshold: Annotated[float, Meta(ge=0, lt=1)] | None = None
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `messages`; fields that are not listed are reported as ignored."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields that the generating routes have in common."""
+
+    model: Annotated[str | None, _doc("may be left out; another model than the served one is 404")] = None
+    temperature: Annotated[
+        Temperature | None,
+        _doc("0 is argmax, ties to the lowest id; absent: the model's generation_config.json, else 1"),
+    ] = None
+    top_p: Annotated[TopP | None, _doc("absent: the model's generation_config.json, else 1")] = None
+    top_k: Annotated[TopK | None, _doc("-1 and 0: off; absent: the model's generation_config.json, else off")] = None
+    min_p: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None, _doc("absent: the model's generation_config.json, else 0")
+    ] = None
+    seed: Annotated[Seed | None, _doc("same request, same seed: same tokens; absent: drawn anew")] = None
+    stop: Annotated[Stops | None, _doc("never part of the text, nor any piece of one")] = None
+    stop_token_ids: Annotated[
+        Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None, _doc("added to the model's own end ids")
+    ] = None
+    include_stop_str_in_output: Annotated[bool | None, _doc("keep the stop string found in the text")] = None
+    ignore_eos: Annotated[bool | None, _doc("the model's own end ids do not end the text")] = None
+    min_tokens: Annotated[TokenCount | None, _doc("no end id and no stop string before; at most max_tokens")] = None
+    presence_penalty: Annotated[Penalty | None, _doc("over generated tokens")] = None
+    frequency_penalty: Annotated[Penalty | None, _doc("over generated tokens")] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(gt=0, le=100)] | None,
+        _doc("over prompt and generated tokens; absent: the model's generation_config.json, else 1"),
+    ] = None
+    logit_bias: Annotated[
+        Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIAS)] | None,
+        _doc("keys are token ids of the vocabulary"),
+    ] = None
+    prompt_logprobs: Annotated[Logprobs | None, _doc("vLLM's shape: a list of {id: {logprob, rank, …}}")] = None
+    return_token_ids: Annotated[bool | None, _doc("adds prompt_token_ids and token_ids")] = None
+    skip_special_tokens: Annotated[bool | None, _doc("default true")] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, lt=1 << 31)] | None,
+        _doc("keep the last n prompt tokens; -1: as many as leave room for max_tokens; 0 is refused"),
+    ] = None
+    stream: Annotated[bool | None, _doc("server-sent events; one event may hold several tokens")] = None
+    stream_options: Annotated[StreamOptions | None, _doc("only with stream; include_usage")] = None
+    user: Annotated[str | None, _doc("accepted, not used")] = None
+    experts: Annotated[Experts | None, _doc("per_token 1..k of the model, threshold; reported in usage.experts")] = None
+
+
+class CompletionBody(SamplingBody, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        Any,
+        _doc("a string, token ids, or a list of strings and lists of token ids: one choice each; never empty"),
+    ] = None
+    max_tokens: Annotated[TokenCount | None, _doc("default 16, or what the context leaves; 0: only the prompt")] = None
+    logprobs: Annotated[Logprobs | None, _doc("OpenAI's older shape; the sampled token is always listed")] = None
+    echo: Annotated[bool | None, _doc("the prompt first; with logprobs also those of the prompt")] = None
+    add_special_tokens: Annotated[bool | None, _doc("for string prompts; default true")] = None
+
+
+class ChatBody(SamplingBody, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[
+        Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)],
+        _doc("content: a string or text parts, joined by a newline; special-token strings in it are plain text"),
+    ]
+    max_tokens: Annotated[TokenCount | None, _doc("older name of max_completion_tokens")] = None
+    max_completion_tokens: Annotated[
+        TokenCount | None, _doc("absent: to the end of the context, at most limits.max_tokens_default")
+    ] = None
+    logprobs: Annotated[bool | None, _doc("log-probabilities of the generated tokens")] = None
+    top_logprobs: Annotated[Logprobs | None, _doc("only with logprobs: true")] = None
+    add_generation_prompt: Annotated[bool | None, _doc("default true")] = None
+    continue_final_message: Annotated[
+        bool | None, _doc("go on with the last message; needs add_generation_prompt: false")
+    ] = None
+    add_special_tokens: Annotated[bool | None, _doc("default false: templates write them themselves")] = None
+    metadata: Annotated[dict[str, Any] | None, _doc("accepted, not used")] = None
+    store: Annotated[Literal[False] | None, _doc("true is refused: nothing is stored")] = None
+    safety_identifier: Annotated[str | None, _doc("accepted, not used")] = None
+
+
+class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /generate, the short form."""
+
+    prompt: Annotated[Any, _doc("a string or token ids")] = None
+    max_new_tokens: Annotated[TokenCount | None, _doc("default 16, or what the context leaves")] = None
+    temperature: Annotated[Temperature | None, _doc("as in /v1/completions")] = None
+    top_p: Annotated[TopP | None, _doc("as in /v1/completions")] = None
+    top_k: Annotated[TopK | None, _doc("as in /v1/completions")] = None
+    seed: Annotated[Seed | None, _doc("as in /v1/completions")] = None
+    stop: Annotated[Stops | None, _doc("as in /v1/completions")] = None
+    experts: Annotated[Experts | None, _doc("as in /v1/completions")] = None
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """A known field that is not implemented. Null and the `harmless` values mean that it is off."""
+
+    harmless: tuple[object, ...] = ()
+    instead: str = "leave it out"
+
+
+_STRUCTURED = Refused(instead="leave it out and ask for the format in the prompt")
+_COMMON_REFUSED: dict[str, Refused] = {
+    "n": Refused((1,), "send the request several times"),
+    "best_of": Refused((0, 1), "send the request several times"),
+    "structured_outputs": _STRUCTURED,
+    "guided_json": _STRUCTURED,
+    "guided_regex": _STRUCTURED,
+    "guided_choice": _STRUCTURED,
+    "guided_grammar": _STRUCTURED,
+    "use_beam_search": Refused((False,)),
+    "priority": Refused((0,)),
+    "timeout_s": Refused((), "leave it out and close the connection to cancel"),
+}
+COMPLETION_REFUSED: dict[str, Refused] = _COMMON_REFUSED | {
+    "suffix": Refused(("",), "the model has no fill-in-the-middle tokens; leave it out"),
+    "response_format": Refused(({"type": "text"},), _STRUCTURED.instead),
+}
+CHAT_REFUSED: dict[str, Refused] = _COMMON_REFUSED | {
+    "tools": Refused(([],), "describe the tools in a system message"),
+    "tool_choice": Refused(("none",)),
+    "parallel_tool_calls": Refused(),
+    "functions": Refused(([],), "describe them in a system message"),
+    "function_call": Refused(("none",)),
+    "response_format": Refused(({"type": "text"},), _STRUCTURED.instead),
+    "chat_template": Refused((), "the model's own template is used"),
+    "chat_template_kwargs": Refused(({},)),
+    "documents": Refused(([],), "put them into a message"),
+    "echo": Refused((False,), "use /v1/completions"),
+    "reasoning_effort": Refused(),
+    "verbosity": Refused(),
+    "service_tier": Refused(("auto", "default")),
+    "audio": Refused(),
+    "modalities": Refused((["text"],)),
+    "prediction": Refused(),
+    "web_search_options": Refused(),
+}
+GENERATE_REFUSED: dict[str, Refused] = {"stream": Refused((False,), "use /v1/completions")}

@@ -1,0 +1,42 @@
+"""Counts and times that answers report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colibrid.http.run import Outcome
+
+
+def usage_of(outcomes: Sequence[Outcome], *, moe: bool) -> dict[str, Any]:
+    """`usage` of all choices of one request together."""
+    prompt = sum(outcome.prompt_tokens for outcome in outcomes)
+    completion = sum(outcome.completion_tokens for outcome in outcomes)
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(outcome.cached_tokens for outcome in outcomes)},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+    experts = [outcome.experts for outcome in outcomes if outcome.experts is not None]
+    if moe and len(experts) == len(outcomes):
+        usage["experts"] = {
+            "per_token": max(entry.per_token for entry in experts),
+            "assignments": sum(entry.assignments for entry in experts),
+            "trimmed": sum(entry.trimmed for entry in experts),
+            "dropped": sum(entry.dropped for entry in experts),
+        }
+    return usage
+
+
+def server_timing(outcomes: Sequence[Outcome]) -> str | None:
+    """The Server-Timing header: the longest of each phase, in milliseconds."""
+    timed = [outcome.timing_ms for outcome in outcomes if outcome.timing_ms is not None]
+    if not timed:
+        return None
+    longest = [max(column) for column in zip(*timed, strict=True)]
+    names = ("queue", "prefill", "decode")
+    return ", ".join(f"{name};dur={value:.1f}" for name, value in zip(names, longest, strict=True))

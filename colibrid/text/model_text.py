@@ -1,0 +1,77 @@
+"""Everything about one model that turns text into ids and back, loaded together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from colibrid.errors import ModelError
+from colibrid.text.guard import SpecialGuard
+from colibrid.text.template import ChatTemplate, load_tokenizer_config
+from colibrid.text.tokenizer import IdsOnly, Tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """Sampling values of generation_config.json: they apply where a request names none, as in vLLM."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelText:
+    """One model's tokenizer, chat template and defaults."""
+
+    tokenizer: Tokenizer
+    guard: SpecialGuard
+    template: ChatTemplate | None  # none: the model has no chat template
+    sampling: SamplingDefaults
+    eos_token_ids: tuple[int, ...]
+
+    @classmethod
+    def load(
+        cls,
+        *,
+        tokenizer: Path | None,
+        tokenizer_config: Path | None = None,
+        chat_template: Path | None = None,
+        generation_config: Path | None = None,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> ModelText:
+        """Reads the files. Without a tokenizer only token ids can be served. Raises ModelError naming the file."""
+        loaded = IdsOnly() if tokenizer is None else Tokenizer.load(tokenizer)
+        return cls(
+            tokenizer=loaded,
+            guard=SpecialGuard(loaded.special_strings, loaded.mark),
+            template=ChatTemplate.load(load_tokenizer_config(tokenizer_config), chat_template),
+            sampling=_load_defaults(generation_config),
+            eos_token_ids=eos_token_ids,
+        )
+
+
+def _load_defaults(path: Path | None) -> SamplingDefaults:
+    if path is None:
+        return SamplingDefaults()
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=SamplingDefaults)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ModelError(f"{path} cannot be used: {error}; correct it or remove it") from error
+    checks = {
+        "temperature": found.temperature is None or 0 <= found.temperature <= 2,
+        "top_p": found.top_p is None or 0 < found.top_p <= 1,
+        "top_k": found.top_k is None or found.top_k >= -1,
+        "min_p": found.min_p is None or 0 <= found.min_p <= 1,
+        "repetition_penalty": found.repetition_penalty is None or found.repetition_penalty > 0,
+    }
+    wrong = [name for name, good in checks.items() if not good]
+    if wrong:
+        raise ModelError(f"{path}: {', '.join(wrong)} out of range; correct the file or remove the value")
+    return found

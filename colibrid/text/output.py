@@ -1,0 +1,55 @@
+"""The text of one generation: ids in, text out, stop ids and stop strings obeyed. Pure; no I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from colibrid.text.detokenizer import detokenizer
+from colibrid.text.stop import StopMatcher
+
+if TYPE_CHECKING:
+    from colibrid.text.tokenizer import Tokenizer
+
+
+class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How ids become text."""
+
+    stops: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    include_stop: bool = False  # keep the stop string, or the text of the stop id
+    skip_special_tokens: bool = True
+    min_tokens: int = 0  # no stop string ends before so many tokens
+
+
+class OutputText:
+    """One generation's text so far. Push each id once, in order; then `finish`."""
+
+    def __init__(self, tokenizer: Tokenizer, options: OutputOptions) -> None:
+        self._options = options
+        self._detokenizer = detokenizer(tokenizer, skip_special_tokens=options.skip_special_tokens)
+        self._matcher = StopMatcher(options.stops, include=options.include_stop)
+        self.tokens = 0  # ids pushed
+        self.chars = 0  # characters decoded, given out or not: where the next token begins
+
+    @property
+    def stopped(self) -> bool:
+        """True once a stop string is complete: nothing more may be pushed."""
+        return self._matcher.matched is not None
+
+    def push(self, token: int) -> str:
+        """Takes one id, returns the text that is certain now."""
+        self.tokens += 1
+        if token in self._options.stop_token_ids and not self._options.include_stop:
+            return ""
+        piece = self._detokenizer.push(token)
+        self.chars += len(piece)
+        return self._matcher.push(piece, armed=self.tokens >= self._options.min_tokens)
+
+    def finish(self) -> str:
+        """The rest of the text. Call once, when no more ids come."""
+        if self.stopped:
+            return ""
+        text = self._matcher.push(self._detokenizer.flush())
+        return text if self.stopped else text + self._matcher.flush()

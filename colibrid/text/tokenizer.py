@@ -1,0 +1,279 @@
+"""Text to token ids and back, for one model.
+
+Owns the Hugging Face tokenizer of the model. All methods may be called from any thread; the asynchronous ones
+keep large inputs off the event loop. Special-token strings are parsed by `encode`; `encode_guarded` parses only
+those that `guard.SpecialGuard` left whole, so that text of a client can never form one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import tokenizers
+
+from colibrid.errors import ModelError, OverloadedError, RequestError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INLINE_CHARS = 4096  # about 1 ms of work; more goes to the worker thread
+PENDING_CHARS = 64 << 20  # text waiting for the worker thread; more is refused
+_MARK_CHARS = 8  # of 65,534 code points each: 128 bits that no client can guess
+_PLANE_16 = 0x100000  # private use; the last two code points of the plane are noncharacters
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+    special: bool = False
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+
+
+class _TokenizerFile(msgspec.Struct):
+    """The parts of tokenizer.json that the library does not expose."""
+
+    decoder: dict[str, Any] | None = None
+    added_tokens: list[_AddedToken] = []
+
+
+def random_mark() -> str:
+    """A string that no client can know: it stands for nothing and is removed before tokenizing."""
+    return "".join(chr(_PLANE_16 + secrets.randbelow(0xFFFE)) for _ in range(_MARK_CHARS))
+
+
+class Tokenizer:
+    """One model's tokenizer. Build it with `load`."""
+
+    def __init__(self, source: str) -> None:
+        """`source` is the text of tokenizer.json. Raises ValueError when it cannot be used."""
+        # One prompt is one thread's work; the engine needs the other cores. Read by the library at first use.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        try:
+            self._fast = tokenizers.Tokenizer.from_str(source)
+            described = msgspec.json.decode(source, type=_TokenizerFile)
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(str(error)) from error
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        self._source = source
+        self._decoder = described.decoder or {}
+        self._specials = [token for token in described.added_tokens if token.special]
+        self._byte_table = _byte_table_kind(self._decoder)
+        self._bytes_of: dict[int, bytes] = {}
+        self._plain: _PlainTokenizer | None = None
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
+        self._pending_chars = 0
+        self.vocab_size = max(self._fast.get_vocab_size(with_added_tokens=True), 1)
+        self.special_ids = frozenset(token.id for token in self._specials)
+        self.special_strings = tuple(token.content for token in self._specials)
+        self.mark = random_mark()
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Reads a tokenizer.json. Raises ModelError naming the file."""
+        try:
+            return cls(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"tokenizer {path} cannot be used: {error}; fetch the checkpoint again") from error
+
+    # -- text to ids
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`; strings of added tokens become their ids. Raises RequestError on lone surrogates."""
+        _refuse_surrogates(text)
+        # The batch call releases the interpreter lock, the single one does not.
+        return self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encode_guarded(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a rendered template: special strings broken by `mark` are plain text, whole ones are ids."""
+        if self.mark not in text:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        _refuse_surrogates(text)
+        if self._plain is None:
+            self._plain = _PlainTokenizer(self._source, self._specials)
+        return self._plain.encode(text, self.mark, add_special_tokens=add_special_tokens)
+
+    async def encode_async(self, text: str, *, add_special_tokens: bool, guarded: bool = False) -> list[int]:
+        """As `encode` or `encode_guarded`, in the worker thread when the text is long.
+
+        Raises OverloadedError when too much text waits for the thread already.
+        """
+        work = self.encode_guarded if guarded else self.encode
+        if len(text) <= INLINE_CHARS:
+            return work(text, add_special_tokens=add_special_tokens)
+        if self._pending_chars + len(text) > PENDING_CHARS:
+            raise OverloadedError(
+                "Too many long prompts are waiting to be tokenized; try again shortly.",
+                code="server_is_overloaded",
+                retry_after_s=1.0,
+            )
+        self._pending_chars += len(text)
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._pool, lambda: work(text, add_special_tokens=add_special_tokens))
+        finally:
+            self._pending_chars -= len(text)
+
+    # -- ids to text
+
+    @property
+    def exact_bytes(self) -> bool:
+        """True where the text of ids is the join of each id's bytes (byte-level and byte-fallback tokenizers)."""
+        return self._byte_table is not None
+
+    @property
+    def strips_first_space(self) -> bool:
+        """True where the decoder drops one space at the very start."""
+        return self._byte_table == "byte_fallback"
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Text of `ids` in one piece."""
+        return self._fast.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one id stands for; empty for ids that have no text."""
+        known = self._bytes_of.get(token)
+        if known is None:
+            known = self._find_bytes(token)
+            self._bytes_of[token] = known
+        return known
+
+    def token_text(self, token: int) -> str:
+        r"""The text of one id; ids that hold part of a character read `bytes:\xe2\x82`, as OpenAI writes them."""
+        raw = self.token_bytes(token)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _find_bytes(self, token: int) -> bytes:
+        piece = self._fast.id_to_token(token)
+        if piece is None:
+            return b""
+        if self._byte_table == "byte_level":
+            return _byte_level_bytes(piece)
+        if self._byte_table == "byte_fallback":
+            return _byte_fallback_bytes(piece)
+        return self._fast.decode([token], skip_special_tokens=False).encode("utf-8")
+
+    def close(self) -> None:
+        """Ends the worker thread; work in it is finished first."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class _PlainTokenizer:
+    """The same tokenizer with special strings switched off and unguessable aliases of them switched on.
+
+    Splitting at an alias is the same as splitting at the special token itself, so the ids of all other text are
+    those that the original would give.
+    """
+
+    def __init__(self, source: str, specials: list[_AddedToken]) -> None:
+        self._fast = tokenizers.Tokenizer.from_str(source)
+        self._fast.no_truncation()
+        self._fast.no_padding()
+        self._fast.encode_special_tokens = True
+        stem = random_mark()
+        self._alias = {token.content: stem + chr(_PLANE_16 + index) for index, token in enumerate(specials)}
+        self._fast.add_tokens([_alias_token(self._alias[token.content], token) for token in specials])
+        self._id_of = {self._fast.token_to_id(self._alias[token.content]): token.id for token in specials}
+        longest_first = sorted(self._alias, key=len, reverse=True)
+        self._whole = re.compile("|".join(map(re.escape, longest_first)))
+
+    def encode(self, text: str, mark: str, *, add_special_tokens: bool) -> list[int]:
+        aliased = self._whole.sub(lambda match: self._alias[match.group()], text).replace(mark, "")
+        found = self._fast.encode_batch_fast([aliased], add_special_tokens=add_special_tokens)[0].ids
+        return [self._id_of.get(token, token) for token in found]
+
+
+def _alias_token(alias: str, token: _AddedToken) -> tokenizers.AddedToken:
+    return tokenizers.AddedToken(
+        alias,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=False,
+    )
+
+
+def _refuse_surrogates(text: str) -> None:
+    # ASCII text, the common case, is known without a scan.
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"The text holds a lone surrogate (half a character) at position {error.start}; send valid Unicode.",
+            param="prompt",
+            code="invalid_value",
+        ) from error
+
+
+def _byte_table_kind(decoder: dict[str, Any]) -> str | None:
+    """Which table gives the bytes of each token; none where only the library's own decoder knows."""
+    if decoder.get("type") == "ByteLevel":
+        return "byte_level"
+    if decoder.get("type") == "Sequence":
+        parts = decoder.get("decoders", [])
+        if [part.get("type") for part in parts] == ["Replace", "ByteFallback", "Fuse", "Strip"]:
+            replace, _, _, strip = parts
+            spaces = replace.get("pattern") == {"String": "\u2581"} and replace.get("content") == " "
+            if spaces and (strip.get("content"), strip.get("start"), strip.get("stop")) == (" ", 1, 0):
+                return "byte_fallback"
+    return None
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for.
+
+    Printable Latin-1 bytes stand for themselves; the others, in order, are moved up from U+0100.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    moved = [byte for byte in range(256) if byte not in printable]
+    table.update({chr(0x100 + index): byte for index, byte in enumerate(moved)})
+    return table
+
+
+_ALPHABET = _byte_level_alphabet()
+_HEX_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+
+
+def _byte_level_bytes(piece: str) -> bytes:
+    # A token with any character outside the alphabet (an added token) stands for its own text.
+    if all(char in _ALPHABET for char in piece):
+        return bytes(_ALPHABET[char] for char in piece)
+    return piece.encode("utf-8")
+
+
+def _byte_fallback_bytes(piece: str) -> bytes:
+    found = _HEX_TOKEN.match(piece)
+    if found is not None:
+        return bytes([int(found.group(1), 16)])
+    return piece.replace("\u2581", " ").encode("utf-8")
+
+
+_NO_MODEL = '{"model": {"type": "WordLevel", "vocab": {}, "unk_token": ""}}'
+
+
+class IdsOnly(Tokenizer):
+    """Stands in where a model folder has no tokenizer: prompts are token ids, and ids have no text."""
+
+    def __init__(self) -> None:
+        super().__init__(_NO_MODEL)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:  # noqa: ARG002 - the signature is Tokenizer's
+        raise RequestError(
+            "The model has no tokenizer; send the prompt to /v1/completions as token ids.", param="prompt"
+        )
