@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -17,6 +16,9 @@ import numpy as np
 from colibrid.model import floats
 from colibrid.model.checkpoint import PRECISION_BY_DTYPE
 from colibrid.model.manifest import Precision
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 DTYPE_NAMES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 PROMPT_LENGTHS = (23, 70)  # the second crosses a chunk border of 64

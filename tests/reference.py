@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from colibrid.model.floats import STORAGE, widen
-from colibrid.model.manifest import Layer, Manifest, Section
 from colibrid.model.pack import open_pack
+
+if TYPE_CHECKING:
+    from colibrid.model.manifest import Layer, Manifest, Section
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 

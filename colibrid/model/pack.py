@@ -23,7 +23,7 @@ from colibrid.errors import ModelError
 from colibrid.model import layout
 from colibrid.model.checkpoint import read_bounded
 from colibrid.model.families.base import inverse_frequencies
-from colibrid.model.manifest import PACK_VERSION, Hyperparameters, Layer, Manifest, Precision
+from colibrid.model.manifest import PACK_VERSION, Hyperparameters, Layer, Manifest, PackFile, Precision
 from colibrid.model.pack_check import check_manifest
 from colibrid.model.pack_writer import MANIFEST_FILE
 
@@ -86,7 +86,7 @@ def _decode(where: Path) -> dict[str, Any]:
 
 def _sizes_on_disk(path: Path, raw: dict[str, Any]) -> dict[str, int]:
     """Sizes of the folder's regular .bin files and of those that `files` names; links are not followed."""
-    named = {file.get("name") for file in raw.get("files") or () if isinstance(file, dict)}
+    named = _names(raw.get("files"))
     sizes = {}
     try:
         for entry in path.iterdir():
@@ -97,6 +97,13 @@ def _sizes_on_disk(path: Path, raw: dict[str, Any]) -> dict[str, int]:
     except OSError as error:
         raise ModelError(f"{path}: cannot be listed: {error.strerror}") from None
     return sizes
+
+
+def _names(files: Any) -> set[str]:
+    """The file names of a description that has not been checked yet."""
+    entries = files if isinstance(files, list) else []
+    names = [entry.get("name") for entry in entries if isinstance(entry, dict)]
+    return {name for name in names if isinstance(name, str)}
 
 
 def _check_sizes(path: Path, manifest: Manifest, sizes: dict[str, int]) -> None:
@@ -168,12 +175,22 @@ def _fill_files(filled: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]
         precision = msgspec.convert(filled.get("precision"), Precision)
     except msgspec.ValidationError:
         return filled
-    given = [file for file in filled.get("files") or () if isinstance(file, dict)]
-    described = {file.get("name"): file for file in given}
-    files = []
-    for planned in layout.planned_files(hyper, layers, precision):
-        own = described.pop(planned.name, {})
+    given = filled.get("files", [])
+    if not isinstance(given, list) or not all(isinstance(file, dict) for file in given):
+        return filled
+    plan = {file.name: file for file in layout.planned_files(hyper, layers, precision)}
+    for name, planned in plan.items():
         tight = layout.packed(planned)
-        chosen = tight if sizes.get(planned.name) == tight.bytes else planned
-        files.append({**msgspec.to_builtins(chosen), **own})
-    return {**filled, "files": [*files, *described.values()]}
+        plan[name] = tight if sizes.get(name) == tight.bytes else planned
+    named = _names(given)
+    files = [_with_defaults(file, plan) for file in given]
+    files += [msgspec.to_builtins(planned) for name, planned in plan.items() if name not in named]
+    return {**filled, "files": files}
+
+
+def _with_defaults(file: dict[str, Any], plan: dict[str, PackFile]) -> dict[str, Any]:
+    name = file.get("name")
+    planned = plan.get(name) if isinstance(name, str) else None
+    if planned is None:
+        return file
+    return {"bytes": planned.bytes, "sections": msgspec.to_builtins(planned.sections), **file}

@@ -6,6 +6,7 @@ The limits are those of engine_c/include/colibri.h. The engine checks every numb
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from colibrid.model.manifest import Hyperparameters, Layer, Manifest, PackFile, Section
 
 CRC_BLOCK = 1 << 20
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -42,6 +44,15 @@ def check_manifest(manifest: Manifest) -> None:
         _check_file(file)
     _check_experts(manifest, files)
     _check_dense(manifest)
+    _check_texts(manifest)
+
+
+def _check_texts(manifest: Manifest) -> None:
+    text = manifest.text
+    for field in ("tokenizer", "tokenizer_config", "chat_template", "generation_config"):
+        name = getattr(text, field)
+        if name is not None and not _PLAIN_NAME.fullmatch(name):
+            raise ModelError(f"text.{field} {name!r} is not a plain file name")
     vocabulary = manifest.hyperparameters.vocab_size
     if any(token >= vocabulary for token in manifest.text.eos_token_ids):
         raise ModelError(f"text.eos_token_ids {list(manifest.text.eos_token_ids)}: expected ids below {vocabulary}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import zlib
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from random_checkpoints import CASES, Case, write_checkpoint
 
 from colibrid.model.convert import convert
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import struct
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,6 +10,9 @@ from random_checkpoints import write_safetensors, write_tensors
 
 from colibrid.errors import ModelError
 from colibrid.model.checkpoint import Checkpoint, header_bytes, text_files
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TENSORS = {
     "a": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -62,7 +65,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     write_tensors(tmp_path, TENSORS, "fp32", shards=2)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(ModelError, match="model-00002-of-00002.safetensors: missing"):
+    with pytest.raises(ModelError, match=r"model-00002-of-00002.safetensors: missing"):
         Checkpoint(tmp_path)
 
 
@@ -92,7 +95,7 @@ def test_the_same_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
         write_safetensors(tmp_path / name, {"a": TENSORS["a"]}, "fp32")
     index = {"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelError, match="tensor a is in x.safetensors and again in y.safetensors"):
+    with pytest.raises(ModelError, match=r"tensor a is in x.safetensors and again in y.safetensors"):
         Checkpoint(tmp_path)
 
 
@@ -101,7 +104,7 @@ def test_truncated_files_are_refused(folder: Path, size: int) -> None:
     """A file that ends in its length, its header or its data is refused before anything is read from it."""
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ModelError, match="model.safetensors"):
+    with pytest.raises(ModelError, match=r"model.safetensors"):
         Checkpoint(folder)
 
 
@@ -156,7 +159,7 @@ def test_reads_outside_a_tensor_are_a_mistake_of_the_caller(folder: Path) -> Non
 def test_a_broken_config_is_an_error(tmp_path: Path, text: str) -> None:
     """config.json that is not a JSON object is refused by name."""
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ModelError, match="config.json"):
+    with pytest.raises(ModelError, match=r"config.json"):
         Checkpoint(tmp_path)
 
 

@@ -196,7 +196,7 @@ def test_harmless_extras_are_ignored(tmp_path: Path) -> None:
 def test_values_too_large_for_fp16_are_named(tmp_path: Path) -> None:
     """Rounding to a smaller type must not make infinities."""
     src = _with_tensors(tmp_path / "src", lambda t: t["model.embed_tokens.weight"].__setitem__((0, 0), 1e6))
-    with pytest.raises(ModelError, match="model.embed_tokens.weight has values too large for fp16"):
+    with pytest.raises(ModelError, match=r"model.embed_tokens.weight has values too large for fp16"):
         convert(src, tmp_path / "p", "fp16", crc32c=zlib.crc32)
 
 

@@ -49,4 +49,4 @@ def test_packed_removes_the_gaps() -> None:
     for file in _planned(4):
         tight = layout.packed(file)
         assert tight.bytes == sum(section.bytes for section in file.sections)
-        assert [section.offset for section in tight.sections][0] == 0
+        assert next(section.offset for section in tight.sections) == 0
