@@ -126,10 +126,25 @@ void tiny_sum(tiny_model* tiny) {
   }
 }
 
-void tiny_write_file(const tiny_model* tiny, uint32_t file, uint64_t bytes) {
+void tiny_write_file(const tiny_model* tiny, uint32_t file) {
   const int fd = openat(tiny->dir_fd, tiny->names[file], O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  const size_t bytes = (size_t)tiny->files[file].bytes;
   require(fd >= 0, "openat");
-  require(write(fd, tiny->bytes[file], (size_t)bytes) == (ssize_t)bytes, "write");
+  require(write(fd, tiny->bytes[file], bytes) == (ssize_t)bytes, "write");
+  require(close(fd) == 0, "close");
+}
+
+void tiny_cut_file(const tiny_model* tiny, uint32_t file, uint64_t bytes) {
+  const int fd = openat(tiny->dir_fd, tiny->names[file], O_WRONLY);
+  require(fd >= 0, "openat");
+  require(ftruncate(fd, (off_t)bytes) == 0, "ftruncate");
+  require(close(fd) == 0, "close");
+}
+
+void tiny_poke(const tiny_model* tiny, uint32_t file, uint64_t offset, uint8_t value) {
+  const int fd = openat(tiny->dir_fd, tiny->names[file], O_WRONLY);
+  require(fd >= 0, "openat");
+  require(pwrite(fd, &value, 1, (off_t)offset) == 1, "pwrite");
   require(close(fd) == 0, "close");
 }
 
@@ -139,7 +154,7 @@ void tiny_write(tiny_model* tiny) {
   tiny->dir_fd = open(tiny->folder, O_RDONLY | O_DIRECTORY);
   require(tiny->dir_fd >= 0, "open");
   for (uint32_t i = 0; i < TINY_FILES; ++i) {
-    tiny_write_file(tiny, i, tiny->files[i].bytes);
+    tiny_write_file(tiny, i);
   }
 }
 

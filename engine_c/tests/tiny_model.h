@@ -36,8 +36,12 @@ void tiny_make(tiny_model* tiny, int shared, uint32_t precision, uint32_t vocab)
 void tiny_sum(tiny_model* tiny);
 /* Writes all files into a new folder and opens it. */
 void tiny_write(tiny_model* tiny);
-/* Rewrites one file with its first `bytes` bytes. */
-void tiny_write_file(const tiny_model* tiny, uint32_t file, uint64_t bytes);
+/* Writes one file whole, from `bytes`. */
+void tiny_write_file(const tiny_model* tiny, uint32_t file);
+/* Cuts one written file to its first `bytes` bytes. */
+void tiny_cut_file(const tiny_model* tiny, uint32_t file, uint64_t bytes);
+/* Writes one byte of one written file. */
+void tiny_poke(const tiny_model* tiny, uint32_t file, uint64_t offset, uint8_t value);
 /* Removes folder and contents. */
 void tiny_free(tiny_model* tiny);
 /* The section of a place; exits if there is none. */
