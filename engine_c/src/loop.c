@@ -20,7 +20,7 @@
 enum {
   SPIN_NS = 50000,
   IDLE_WAIT_MS = 1000,
-  BLOCKED_WAIT_MS = 1 /* a slot waits for room in its ring or for its mask, which come without a command */
+  BLOCKED_WAIT_MS = 20 /* a full record ring: the daemon wakes us after reading, but may just miss that it has to */
 };
 
 static void add_row(clb_engine* engine, uint32_t index, uint32_t slot, uint32_t position, int32_t token) {
