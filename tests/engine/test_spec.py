@@ -1,0 +1,78 @@
+"""Settings are resolved against the model, and what does not fit is named."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from colibrid.config.settings import (
+    BatchSettings,
+    ExpertsSettings,
+    KvSettings,
+    MemorySettings,
+    ModelSettings,
+    Settings,
+    TierSettings,
+    TiersSettings,
+)
+from colibrid.engine.spec import channel_shape, make_spec, run_tokens
+from colibrid.errors import ConfigError
+from colibrid.model.pack import Pack
+
+
+def test_defaults_follow_the_model(bundled_pack: Pack) -> None:
+    """Without settings the context is the checkpoint's, KV is fp32 and all tiers are automatic."""
+    spec = make_spec(Settings(), "folder", bundled_pack.manifest)
+    assert spec.max_seq_len == bundled_pack.manifest.hyperparameters.max_positions
+    assert spec.kv_precision == "fp32"
+    assert (spec.tier_weights.bytes, spec.tier_weights.page_bytes) == (0, 2 << 20)
+    assert (spec.tier_kv.page_bytes, spec.tier_temp.page_bytes) == (64 << 10, 4 << 10)
+    shape = channel_shape(spec, bundled_pack.manifest)
+    assert (shape.slots, shape.max_seq_len) == (32, spec.max_seq_len)
+
+
+def test_sizes_are_read_as_people_write_them(bundled_pack: Pack) -> None:
+    """Tiers take texts with units and plain numbers."""
+    tiers = TiersSettings(kv=TierSettings(bytes="1MiB", page_size=8192, huge_pages="off"))
+    settings = Settings(memory=MemorySettings(tiers=tiers), kv=KvSettings(precision="fp16"))
+    spec = make_spec(settings, "folder", bundled_pack.manifest)
+    assert (spec.tier_kv.bytes, spec.tier_kv.page_bytes, spec.tier_kv.huge_pages) == (1 << 20, 8192, "off")
+    assert spec.kv_precision == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("settings", "pattern"),
+    [
+        (Settings(model=ModelSettings(max_seq_len=1 << 20)), r"model\.max_seq_len is 1048576"),
+        (Settings(batch=BatchSettings(prefill_chunk=64, prefill_tokens=32)), r"batch\.prefill_tokens is 32"),
+        (Settings(experts=ExpertsSettings(per_token=16)), r"experts\.per_token is 16"),
+        (
+            Settings(memory=MemorySettings(tiers=TiersSettings(kv=TierSettings(page_size="5000")))),
+            r"memory\.tiers\.kv\.page_size is 5000",
+        ),
+        (
+            Settings(memory=MemorySettings(tiers=TiersSettings(weights=TierSettings(bytes="many")))),
+            r"memory\.tiers\.weights\.bytes: 'many'",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(settings: Settings, pattern: str, bundled_pack: Pack) -> None:
+    """Each error names the setting and its value."""
+    with pytest.raises(ConfigError, match=pattern):
+        make_spec(settings, "folder", bundled_pack.manifest)
+
+
+@given(st.integers(1, 1 << 20))
+def test_run_sizes_waste_less_than_an_eighth(tokens: int) -> None:
+    """A run holds what was asked for, wastes at most 12.5 % of it, and has the form n * 2^e with n in 8..16."""
+    size = run_tokens(tokens)
+    assert tokens <= size
+    assert (size - tokens) * 8 < size
+    if tokens > 16:
+        unit = size & -size
+        while size // unit < 8:
+            unit //= 2
+        assert size % unit == 0
+        assert size // unit <= 16
+    assert run_tokens(size) == size
