@@ -5,9 +5,10 @@
 #include <stddef.h>
 
 #include "colibri.h"
+#include "lanes.h"
 #include "number.h"
 
-enum { LANES = 8, GROUP = 8 }; /* query heads of one kv head that are done in one walk */
+enum { GROUP = 8 }; /* query heads of one kv head that are done in one walk */
 
 /* Running state of up to GROUP query heads that share one kv head. */
 typedef struct walk {
@@ -15,20 +16,6 @@ typedef struct walk {
   float weight_sum[GROUP];
   float scores[GROUP][CLB_ATTENTION_BLOCK];
 } walk;
-
-static float dot(const float* restrict a, const float* restrict b, size_t count) {
-  float s[LANES] = {0};
-  size_t c = 0;
-  for (; c + LANES <= count; c += LANES) {
-    for (size_t l = 0; l < LANES; l++) {
-      s[l] += a[c + l] * b[c + l];
-    }
-  }
-  for (size_t l = 0; c + l < count; l++) {
-    s[l] += a[c + l] * b[c + l];
-  }
-  return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-}
 
 /* One head's rows of K or V at a position and after it, up to `left` positions in the same run. */
 typedef struct rows {
@@ -56,7 +43,11 @@ static inline const float* row_as_float(const clb_attention_shape* shape, const 
     return (const float*)first + index * dim;
   }
   const uint16_t* const halves = (const uint16_t*)first + index * dim;
-  for (size_t d = 0; d < dim; d++) {
+  size_t d = 0;
+  for (; d + CLB_LANES <= dim; d += CLB_LANES) {
+    clb_lanes_store(clb_lanes_load_half(halves + d), buffer + d);
+  }
+  for (; d < dim; ++d) {
     buffer[d] = clb_float_of_half(halves[d]);
   }
   return buffer;
@@ -66,16 +57,16 @@ static inline const float* row_as_float(const clb_attention_shape* shape, const 
 static void update_softmax(walk* state, size_t head, uint32_t count, uint32_t head_dim, float* restrict output) {
   float* const scores = state->scores[head];
   float largest = state->largest[head];
-  for (size_t j = 0; j < count; j++) {
+  for (size_t j = 0; j < count; ++j) {
     largest = scores[j] > largest ? scores[j] : largest;
   }
   const float factor = expf(state->largest[head] - largest); /* 0 at the first block */
   float sum = state->weight_sum[head] * factor;
-  for (size_t j = 0; j < count; j++) {
+  for (size_t j = 0; j < count; ++j) {
     scores[j] = expf(scores[j] - largest);
     sum += scores[j];
   }
-  for (size_t d = 0; d < head_dim; d++) {
+  for (size_t d = 0; d < head_dim; ++d) {
     output[d] *= factor;
   }
   state->largest[head] = largest;
@@ -89,10 +80,10 @@ static void score_block(const clb_attention_shape* shape, const clb_attention_kv
   float buffer[CLB_MAX_HEAD_DIM];
   for (uint32_t j = 0; j < count;) {
     const rows k = rows_at(shape, kv, 0, kv_head, begin + j, begin + count);
-    for (uint32_t i = 0; i < k.left; i++, j++) {
+    for (uint32_t i = 0; i < k.left; i++, ++j) {
       const float* const row = row_as_float(shape, k.first, i, buffer);
-      for (size_t h = 0; h < heads; h++) {
-        state->scores[h][j] = dot(query + h * dim, row, dim) * shape->scale;
+      for (size_t h = 0; h < heads; ++h) {
+        state->scores[h][j] = clb_lanes_dot(query + h * dim, row, dim) * shape->scale;
       }
     }
   }
@@ -105,12 +96,12 @@ static void add_values(const clb_attention_shape* shape, const clb_attention_kv*
   float buffer[CLB_MAX_HEAD_DIM];
   for (uint32_t j = 0; j < count;) {
     const rows v = rows_at(shape, kv, 1, kv_head, begin + j, begin + count);
-    for (uint32_t i = 0; i < v.left; i++, j++) {
+    for (uint32_t i = 0; i < v.left; i++, ++j) {
       const float* const row = row_as_float(shape, v.first, i, buffer);
-      for (size_t h = 0; h < heads; h++) {
+      for (size_t h = 0; h < heads; ++h) {
         const float weight = state->scores[h][j];
         float* restrict const sum = output + h * dim;
-        for (size_t d = 0; d < dim; d++) {
+        for (size_t d = 0; d < dim; ++d) {
           sum[d] += weight * row[d];
         }
       }
@@ -123,7 +114,7 @@ static void attend_group(const clb_attention_shape* shape, const clb_attention_k
                          uint32_t kv_head, size_t heads, const float* query, float* output) {
   const size_t dim = shape->head_dim;
   walk state;
-  for (size_t h = 0; h < heads; h++) {
+  for (size_t h = 0; h < heads; ++h) {
     state.largest[h] = -INFINITY;
     state.weight_sum[h] = 0.0f;
   }
@@ -131,14 +122,14 @@ static void attend_group(const clb_attention_shape* shape, const clb_attention_k
   for (uint32_t begin = 0; begin < tokens; begin += CLB_ATTENTION_BLOCK) {
     const uint32_t count = tokens - begin < CLB_ATTENTION_BLOCK ? tokens - begin : CLB_ATTENTION_BLOCK;
     score_block(shape, kv, kv_head, heads, query, begin, count, &state);
-    for (size_t h = 0; h < heads; h++) {
+    for (size_t h = 0; h < heads; ++h) {
       update_softmax(&state, h, count, shape->head_dim, output + h * dim);
     }
     add_values(shape, kv, kv_head, heads, begin, count, &state, output);
   }
-  for (size_t h = 0; h < heads; h++) {
+  for (size_t h = 0; h < heads; ++h) {
     const float scale = 1.0f / state.weight_sum[h];
-    for (size_t d = 0; d < dim; d++) {
+    for (size_t d = 0; d < dim; ++d) {
       output[h * dim + d] *= scale;
     }
   }
@@ -147,7 +138,7 @@ static void attend_group(const clb_attention_shape* shape, const clb_attention_k
 void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t tokens, const float* query,
                    float* output) {
   const uint32_t group = shape->heads / shape->kv_heads;
-  for (uint32_t kv_head = 0; kv_head < shape->kv_heads; kv_head++) {
+  for (uint32_t kv_head = 0; kv_head < shape->kv_heads; ++kv_head) {
     for (uint32_t first = 0; first < group; first += GROUP) {
       const size_t heads = group - first < GROUP ? group - first : GROUP;
       const size_t offset = ((size_t)kv_head * group + first) * shape->head_dim;
@@ -163,7 +154,7 @@ static void store_row(const clb_attention_shape* shape, const float* values, voi
     return;
   }
   uint16_t* const halves = (uint16_t*)base + element;
-  for (size_t d = 0; d < dim; d++) {
+  for (size_t d = 0; d < dim; ++d) {
     halves[d] = clb_half_of_float(values[d]);
   }
 }
@@ -174,7 +165,7 @@ void clb_kv_append(const clb_attention_shape* shape, const clb_attention_kv* kv,
   const int in_prefix = position < kv->prefix_tokens;
   const clb_kv_layer* const run = in_prefix ? &kv->prefix : &kv->own;
   const size_t index = in_prefix ? position : position - kv->prefix_tokens;
-  for (size_t h = 0; h < shape->kv_heads; h++) {
+  for (size_t h = 0; h < shape->kv_heads; ++h) {
     const size_t element = (h * run->capacity + index) * dim;
     store_row(shape, values + h * dim, run->k, element);
     store_row(shape, values + (shape->kv_heads + h) * dim, run->v, element);

@@ -3,29 +3,27 @@
  * -DCLB_MODULE_PRECISION=0 (fp32), 1 (fp16) or 2 (bf16); exports clb_module_entry and nothing else.
  *
  * Order of additions (what row independence stands on)
- * -----------------------------------------------------
- *   linear, gate, up   8 partial sums: lane l adds columns l, l + 8, l + 16, ... in rising order;
- *                      result = ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7)) (+ bias).
+ *   linear, gate, up   the eight partial sums of lanes.h over the columns (+ bias).
  *   down               one sum per output column, over the rows of the transposed matrix in rising order.
  * Neither depends on the number of tokens, on their places, or on the row range of the call.
  *
  * Blocking (speed only, never the order)
- *   linear             4 weight rows x up to 32 tokens; columns in blocks of 512, widened once per block
- *                      into 8 KiB of stack and used for all tokens:
- *                          rows r..r+3  |  512 columns |  512 columns | ...
- *                                          x every token of the tile, sums kept in sums[4][32][8]
+ *   linear             4 weight rows x up to 32 tokens, columns in blocks of 512:
+ *                          rows r .. r+3  |  512 columns |  512 columns | ...
+ *                      A block is widened once into 8 KiB of stack and used for all tokens, two tokens and
+ *                      two rows at a time; a single token reads the weights as they are.
  *   down               8 rows x 256 columns are widened and added to the output of every token.
  *
- * Thread-safe and re-entrant: no state, no allocation; 13 KiB of stack.
+ * Thread-safe and re-entrant: no state, no allocation; 16 KiB of stack.
  */
 #include <math.h>
 #include <stddef.h>
 
 #include "colibri.h"
+#include "lanes.h"
 #include "number.h"
 
 enum {
-  LANES = 8,
   TILE_ROWS = 4,
   TILE_TOKENS = 32,
   BLOCK_COLS = 512,
@@ -56,79 +54,114 @@ static inline float widen_one(weight_t value) { return clb_float_of_half(value);
 static inline float widen_one(weight_t value) { return clb_float_of_bf16(value); }
 #endif
 
+static inline clb_lanes load_weights(const weight_t* weights) {
+#if CLB_MODULE_PRECISION == 0
+  return clb_lanes_load(weights);
+#elif CLB_MODULE_PRECISION == 1
+  return clb_lanes_load_half(weights);
+#else
+  return clb_lanes_load_bf16(weights);
+#endif
+}
+
 /* `count` weights as fp32: in place for fp32, else through `buffer`. */
-static inline const float* widen(const weight_t* weights, size_t count, float* restrict buffer) {
+static inline const float* widen(const weight_t* weights, size_t count, float* buffer) {
 #if CLB_MODULE_PRECISION == 0
   (void)count;
   (void)buffer;
   return weights;
 #else
-  for (size_t c = 0; c < count; c++) {
+  size_t c = 0;
+  for (; c + CLB_LANES <= count; c += CLB_LANES) {
+    clb_lanes_store(load_weights(weights + c), buffer + c);
+  }
+  for (; c < count; ++c) {
     buffer[c] = widen_one(weights[c]);
   }
   return buffer;
 #endif
 }
 
-/* sums[row][lane] += row . x over `count` columns, for 4 rows. */
-static inline void add_products(const float* const rows[TILE_ROWS], const float* restrict x, size_t count,
-                                float sums[TILE_ROWS][LANES]) {
-  const float* restrict w0 = rows[0];
-  const float* restrict w1 = rows[1];
-  const float* restrict w2 = rows[2];
-  const float* restrict w3 = rows[3];
-  float s0[LANES];
-  float s1[LANES];
-  float s2[LANES];
-  float s3[LANES];
-  memcpy(s0, sums[0], sizeof s0);
-  memcpy(s1, sums[1], sizeof s1);
-  memcpy(s2, sums[2], sizeof s2);
-  memcpy(s3, sums[3], sizeof s3);
+/* sums of 2 rows x 2 tokens over `count` columns: sums[token][row] += row . x[token]. */
+static inline void add_products(const float* w0, const float* w1, const float* x0, const float* x1, size_t count,
+                                clb_lanes* sums0, clb_lanes* sums1) {
+  clb_lanes s00 = sums0[0];
+  clb_lanes s01 = sums0[1];
+  clb_lanes s10 = sums1[0];
+  clb_lanes s11 = sums1[1];
   size_t c = 0;
-  for (; c + LANES <= count; c += LANES) {
-    for (size_t l = 0; l < LANES; l++) {
-      const float value = x[c + l];
-      s0[l] += w0[c + l] * value;
-      s1[l] += w1[c + l] * value;
-      s2[l] += w2[c + l] * value;
-      s3[l] += w3[c + l] * value;
-    }
+  for (; c + CLB_LANES <= count; c += CLB_LANES) {
+    const clb_lanes a = clb_lanes_load(w0 + c);
+    const clb_lanes b = clb_lanes_load(w1 + c);
+    const clb_lanes x = clb_lanes_load(x0 + c);
+    const clb_lanes y = clb_lanes_load(x1 + c);
+    s00 = clb_lanes_add_product(s00, a, x);
+    s01 = clb_lanes_add_product(s01, b, x);
+    s10 = clb_lanes_add_product(s10, a, y);
+    s11 = clb_lanes_add_product(s11, b, y);
   }
-  memcpy(sums[0], s0, sizeof s0);
-  memcpy(sums[1], s1, sizeof s1);
-  memcpy(sums[2], s2, sizeof s2);
-  memcpy(sums[3], s3, sizeof s3);
-  for (size_t l = 0; c + l < count; l++) { /* the last columns, where cols is no multiple of 8 */
-    for (size_t r = 0; r < TILE_ROWS; r++) {
-      sums[r][l] += rows[r][c + l] * x[c + l];
+  if (c < count) {
+    s00 = clb_lanes_add_tail(s00, w0 + c, x0 + c, count - c);
+    s01 = clb_lanes_add_tail(s01, w1 + c, x0 + c, count - c);
+    s10 = clb_lanes_add_tail(s10, w0 + c, x1 + c, count - c);
+    s11 = clb_lanes_add_tail(s11, w1 + c, x1 + c, count - c);
+  }
+  sums0[0] = s00;
+  sums0[1] = s01;
+  sums1[0] = s10;
+  sums1[1] = s11;
+}
+
+/* results[row] of 4 weight rows against one token, straight from the weights. */
+static void dot_tile_one(const weight_t* const rows[TILE_ROWS], const float* x, size_t cols, float results[TILE_ROWS]) {
+  clb_lanes s[TILE_ROWS] = {clb_lanes_zero(), clb_lanes_zero(), clb_lanes_zero(), clb_lanes_zero()};
+  size_t c = 0;
+  for (; c + CLB_LANES <= cols; c += CLB_LANES) {
+    const clb_lanes value = clb_lanes_load(x + c);
+    s[0] = clb_lanes_add_product(s[0], load_weights(rows[0] + c), value);
+    s[1] = clb_lanes_add_product(s[1], load_weights(rows[1] + c), value);
+    s[2] = clb_lanes_add_product(s[2], load_weights(rows[2] + c), value);
+    s[3] = clb_lanes_add_product(s[3], load_weights(rows[3] + c), value);
+  }
+  for (size_t r = 0; r < TILE_ROWS; ++r) {
+    if (c < cols) {
+      float buffer[CLB_LANES];
+      s[r] = clb_lanes_add_tail(s[r], widen(rows[r] + c, cols - c, buffer), x + c, cols - c);
     }
+    results[r] = clb_lanes_sum(s[r]);
   }
 }
 
-static inline float reduce(const float s[LANES]) {
-  return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
-}
-
-/* results[token][row] of 4 weight rows against up to 32 tokens. */
+/* results[token][row] of 4 weight rows against up to 32 tokens. An odd last token is computed twice. */
 static void dot_tile(const weight_t* const rows[TILE_ROWS], const float* const* inputs, size_t tokens, size_t cols,
                      float results[TILE_TOKENS][TILE_ROWS]) {
-  float sums[TILE_TOKENS][TILE_ROWS][LANES];
+  clb_lanes sums[TILE_TOKENS][TILE_ROWS];
   float buffer[TILE_ROWS][BLOCK_COLS];
-  memset(sums, 0, tokens * sizeof sums[0]);
+  if (tokens == 1) {
+    dot_tile_one(rows, inputs[0], cols, results[0]);
+    return;
+  }
+  memset(sums, 0, sizeof sums[0] * tokens);
   for (size_t c = 0; c < cols; c += BLOCK_COLS) {
     const size_t count = cols - c < BLOCK_COLS ? cols - c : BLOCK_COLS;
     const float* wide[TILE_ROWS];
-    for (size_t r = 0; r < TILE_ROWS; r++) {
+    for (size_t r = 0; r < TILE_ROWS; ++r) {
       wide[r] = widen(rows[r] + c, count, buffer[r]);
     }
-    for (size_t i = 0; i < tokens; i++) {
-      add_products(wide, inputs[i] + c, count, sums[i]);
+    for (size_t i = 0; i < tokens; i += 2) {
+      clb_lanes repeated[TILE_ROWS];
+      const size_t next = i + 1 < tokens ? i + 1 : i;
+      clb_lanes* const other = next == i ? repeated : sums[next];
+      if (next == i) {
+        memcpy(repeated, sums[i], sizeof repeated);
+      }
+      add_products(wide[0], wide[1], inputs[i] + c, inputs[next] + c, count, &sums[i][0], &other[0]);
+      add_products(wide[2], wide[3], inputs[i] + c, inputs[next] + c, count, &sums[i][2], &other[2]);
     }
   }
-  for (size_t i = 0; i < tokens; i++) {
-    for (size_t r = 0; r < TILE_ROWS; r++) {
-      results[i][r] = reduce(sums[i][r]);
+  for (size_t i = 0; i < tokens; ++i) {
+    for (size_t r = 0; r < TILE_ROWS; ++r) {
+      results[i][r] = clb_lanes_sum(sums[i][r]);
     }
   }
 }
@@ -140,19 +173,19 @@ static void linear(const clb_linear_args* args) {
     const size_t tokens = args->tokens - first < TILE_TOKENS ? args->tokens - first : TILE_TOKENS;
     const float* inputs[TILE_TOKENS];
     float results[TILE_TOKENS][TILE_ROWS];
-    for (size_t i = 0; i < tokens; i++) {
+    for (size_t i = 0; i < tokens; ++i) {
       inputs[i] = args->input + (first + i) * args->input_stride;
     }
     for (size_t row = args->row_begin; row < args->row_end; row += TILE_ROWS) {
       const size_t count = args->row_end - row < TILE_ROWS ? args->row_end - row : TILE_ROWS;
       const weight_t* rows[TILE_ROWS];
-      for (size_t r = 0; r < TILE_ROWS; r++) { /* a short tile repeats its last row and drops the results */
+      for (size_t r = 0; r < TILE_ROWS; ++r) { /* a short tile repeats its last row and drops the results */
         rows[r] = weights + (row + (r < count ? r : count - 1)) * cols;
       }
       dot_tile(rows, inputs, tokens, cols, results);
-      for (size_t i = 0; i < tokens; i++) {
+      for (size_t i = 0; i < tokens; ++i) {
         float* const output = args->output + (first + i) * args->output_stride + row;
-        for (size_t r = 0; r < count; r++) {
+        for (size_t r = 0; r < count; ++r) {
           output[r] = args->bias == NULL ? results[i][r] : results[i][r] + args->bias[row + r];
         }
       }
@@ -169,7 +202,7 @@ static void gate_up(const clb_expert_args* args) {
     const size_t tokens = args->count - first < TILE_TOKENS ? args->count - first : TILE_TOKENS;
     const float* inputs[TILE_TOKENS];
     float results[TILE_TOKENS][TILE_ROWS];
-    for (size_t i = 0; i < tokens; i++) {
+    for (size_t i = 0; i < tokens; ++i) {
       inputs[i] = args->input + args->tokens[first + i] * args->input_stride;
     }
     for (size_t w = 0; w < args->width; w += 2) {
@@ -177,7 +210,7 @@ static void gate_up(const clb_expert_args* args) {
       const weight_t* const rows[TILE_ROWS] = {gate + w * hidden, gate + next * hidden, up + w * hidden,
                                                up + next * hidden};
       dot_tile(rows, inputs, tokens, hidden, results);
-      for (size_t i = 0; i < tokens; i++) {
+      for (size_t i = 0; i < tokens; ++i) {
         float* const activation = args->activation + (first + i) * args->width;
         activation[w] = results[i][0] / (1.0f + expf(-results[i][0])) * results[i][2];
         activation[next] = results[i][1] / (1.0f + expf(-results[i][1])) * results[i][3];
@@ -197,7 +230,7 @@ static inline void add_rows(const float* const rows[DOWN_ROWS], const float fact
   const float* restrict w5 = rows[5];
   const float* restrict w6 = rows[6];
   const float* restrict w7 = rows[7];
-  for (size_t c = 0; c < count; c++) {
+  for (size_t c = 0; c < count; ++c) {
     float sum = output[c];
     sum += factors[0] * w0[c];
     sum += factors[1] * w1[c];
@@ -219,18 +252,18 @@ static void down_block(const clb_expert_args* args, size_t row, size_t begin, si
   const size_t row_count = width - row < DOWN_ROWS ? width - row : DOWN_ROWS;
   float buffer[DOWN_ROWS][DOWN_COLS];
   const float* rows[DOWN_ROWS];
-  for (size_t r = 0; r < row_count; r++) {
+  for (size_t r = 0; r < row_count; ++r) {
     rows[r] = widen(down + (row + r) * hidden + begin, count, buffer[r]);
   }
-  for (size_t i = 0; i < args->count; i++) {
+  for (size_t i = 0; i < args->count; ++i) {
     const float* const factors = args->activation + i * width + row;
     float* const output = args->output + args->places[i] * args->output_stride + begin;
     if (row_count == DOWN_ROWS) {
       add_rows(rows, factors, count, output);
       continue;
     }
-    for (size_t r = 0; r < row_count; r++) {
-      for (size_t c = 0; c < count; c++) {
+    for (size_t r = 0; r < row_count; ++r) {
+      for (size_t c = 0; c < count; ++c) {
         output[c] += factors[r] * rows[r][c];
       }
     }
@@ -240,7 +273,7 @@ static void down_block(const clb_expert_args* args, size_t row, size_t begin, si
 static void expert(const clb_expert_args* args) {
   const size_t hidden = args->hidden;
   gate_up(args);
-  for (size_t i = 0; i < args->count; i++) {
+  for (size_t i = 0; i < args->count; ++i) {
     memset(args->output + args->places[i] * args->output_stride, 0, hidden * sizeof(float));
   }
   /* Few tokens: stream whole rows, their outputs stay near. Many: stay in 256 columns for all rows. */
@@ -257,7 +290,7 @@ static void expert(const clb_expert_args* args) {
 
 static void widen_row(const void* weights, uint32_t row, uint32_t cols, float* output) {
   const weight_t* const values = (const weight_t*)weights + (size_t)row * cols;
-  for (size_t c = 0; c < cols; c++) {
+  for (size_t c = 0; c < cols; ++c) {
     output[c] = widen_one(values[c]);
   }
 }

@@ -17,7 +17,6 @@ static inline _Noreturn void clb_assert_failed(const char* file, int line, const
   abort();
 }
 
-#define CLB_ASSERT(condition) \
-  ((condition) ? (void)0 : clb_assert_failed(__FILE__, __LINE__, __func__, #condition))
+#define CLB_ASSERT(condition) ((condition) ? (void)0 : clb_assert_failed(__FILE__, __LINE__, __func__, #condition))
 
 #endif /* CLB_ASSERT_H */

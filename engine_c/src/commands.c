@@ -137,8 +137,7 @@ static void apply(clb_engine* engine, const clb_command* command) {
     (void)clb_cache_release_run(&engine->cache, command->start); /* an id that is not held changes nothing */
     return;
   }
-  if (command->slot >= engine->config.channel.slots || command->kind < CLB_CMD_OPEN ||
-      command->kind > CLB_CMD_CLOSE) {
+  if (command->slot >= engine->config.channel.slots || command->kind < CLB_CMD_OPEN || command->kind > CLB_CMD_CLOSE) {
     refuse(engine, command, CLB_ERR_ARGUMENT);
     return;
   }

@@ -36,8 +36,8 @@ static clb_engine* take_host(const clb_model_desc* model, const clb_sizes* sizes
   const unsigned char* const end = at + sizes->host_bytes;
   memset(at, 0, sizes->host_bytes);
   clb_engine* const engine = (clb_engine*)(void*)next_part(&at, sizeof *engine);
-  clb_pool_node* const nodes = (clb_pool_node*)(void*)next_part(
-      &at, ((uint64_t)CLB_FIXED_NODES * 2 + sizes->cache.nodes) * sizeof *nodes);
+  clb_pool_node* const nodes =
+      (clb_pool_node*)(void*)next_part(&at, ((uint64_t)CLB_FIXED_NODES * 2 + sizes->cache.nodes) * sizeof *nodes);
   parts->nodes[CLB_TIER_WEIGHTS] = nodes;
   parts->nodes[CLB_TIER_TEMP] = nodes + CLB_FIXED_NODES;
   parts->nodes[CLB_TIER_KV] = nodes + 2 * CLB_FIXED_NODES;
@@ -127,8 +127,8 @@ static unsigned char* extent_address(const clb_engine* engine, const clb_extent*
 static int32_t take_blocks(clb_engine* engine, clb_error* error) {
   const clb_sizes* const sizes = &engine->sizes;
   clb_pool* const pool = &engine->pool;
-  int32_t status = clb_pool_alloc(pool, CLB_TIER_WEIGHTS, sizes->loader.weights_bytes, 0, CLB_MEM_DENSE,
-                                  &engine->weights_extent);
+  int32_t status =
+      clb_pool_alloc(pool, CLB_TIER_WEIGHTS, sizes->loader.weights_bytes, 0, CLB_MEM_DENSE, &engine->weights_extent);
   if (status == CLB_OK) {
     status = clb_pool_alloc(pool, CLB_TIER_TEMP, sizes->step_bytes, 0, CLB_MEM_STEP, &engine->step_extent);
   }
@@ -141,8 +141,7 @@ static int32_t take_blocks(clb_engine* engine, clb_error* error) {
   if (status != CLB_OK) {
     return clb_fail(error, status, "memory tiers: a block of the plan does not fit");
   }
-  (void)clb_place_step_buffers(&engine->config, sizes, extent_address(engine, &engine->step_extent),
-                               &engine->buffers);
+  (void)clb_place_step_buffers(&engine->config, sizes, extent_address(engine, &engine->step_extent), &engine->buffers);
   (void)clb_place_slots(&engine->config, extent_address(engine, &engine->slot_extent), engine->slots);
   engine->dispatch = extent_address(engine, &engine->dispatch_extent);
   for (uint32_t i = 0; i < sizes->step_tokens; i++) {
@@ -193,10 +192,8 @@ static int32_t open_cache(clb_engine* engine, clb_error* error) {
   return CLB_OK;
 }
 
-static int32_t build(clb_engine* engine, const clb_engine_config* config, const host_parts* parts,
-                     clb_error* error) {
-  int32_t status =
-      clb_channel_attach(&engine->channel, config->channel_base, config->channel_bytes, &config->channel);
+static int32_t build(clb_engine* engine, const clb_engine_config* config, const host_parts* parts, clb_error* error) {
+  int32_t status = clb_channel_attach(&engine->channel, config->channel_base, config->channel_bytes, &config->channel);
   if (status != CLB_OK) {
     return clb_fail(error, status, "the channel was formatted by another version or for another configuration");
   }

@@ -72,8 +72,8 @@ typedef struct clb_sizes {
   uint64_t kv_tier;
   uint64_t temp_tier;
   uint64_t host_bytes;
-  uint32_t step_tokens;  /* T: most rows of one step */
-  uint32_t k_max;        /* most experts of one token in any layer; 0: no MoE layer */
+  uint32_t step_tokens; /* T: most rows of one step */
+  uint32_t k_max;       /* most experts of one token in any layer; 0: no MoE layer */
   uint32_t max_experts;
   uint32_t shared_width; /* largest shared or dense width */
 } clb_sizes;
@@ -98,10 +98,10 @@ struct clb_engine {
   clb_slot slots[CLB_MAX_SLOTS];
   uint32_t order[CLB_MAX_SLOTS]; /* open slots, oldest first */
   uint32_t order_count;
-  uint32_t events_pushed;        /* since the event fd was last written */
-  int32_t fault;                 /* not OK: an invariant is broken, the loop ends */
-  uint32_t attached;             /* 1: channel may be used */
-  uint32_t built;                /* clb_built: how far open came */
+  uint32_t events_pushed; /* since the event fd was last written */
+  int32_t fault;          /* not OK: an invariant is broken, the loop ends */
+  uint32_t attached;      /* 1: channel may be used */
+  uint32_t built;         /* clb_built: how far open came */
   clb_stats stats;
   uint64_t step_number;
   _Atomic uint32_t mail;

@@ -19,8 +19,8 @@ static int32_t check_tier(const clb_tier_config* tier, const char* name, clb_err
                     page, CLB_POOL_MIN_PAGE, CLB_POOL_MAX_PAGE);
   }
   if (tier->huge_pages > CLB_HUGE_REQUIRE) {
-    return clb_fail(error, CLB_ERR_ARGUMENT, "tier %s: huge_pages is %u, must be 0 (off), 1 (try) or 2 (require)",
-                    name, tier->huge_pages);
+    return clb_fail(error, CLB_ERR_ARGUMENT, "tier %s: huge_pages is %u, must be 0 (off), 1 (try) or 2 (require)", name,
+                    tier->huge_pages);
   }
   return CLB_OK;
 }
@@ -154,8 +154,8 @@ static uint32_t widest_layers(const clb_model_desc* model, clb_sizes* sizes) {
 /* bytes configured, or needed when none are; MEMORY when the configured ones are too few. */
 static int32_t tier_bytes(const clb_tier_config* tier, const char* name, uint64_t needed, uint64_t* bytes,
                           clb_error* error) {
-  *bytes = tier->bytes == 0 ? clb_pool_round(needed, tier->page_bytes)
-                            : tier->bytes & ~((uint64_t)tier->page_bytes - 1u);
+  *bytes =
+      tier->bytes == 0 ? clb_pool_round(needed, tier->page_bytes) : tier->bytes & ~((uint64_t)tier->page_bytes - 1u);
   if (*bytes < needed) {
     return clb_fail(error, CLB_ERR_MEMORY,
                     "tier %s: %llu bytes are configured, %llu are needed; raise memory.tiers.%s.bytes or leave it out",

@@ -68,8 +68,7 @@ static const clb_module* find_module(const clb_kernels* kernels, const clb_tenso
 }
 
 /* A tensor with its kernel; all zero if the model has none. */
-static int32_t bind_matrix(const clb_kernels* kernels, const clb_tensor* tensor, clb_matrix* matrix,
-                           clb_error* error) {
+static int32_t bind_matrix(const clb_kernels* kernels, const clb_tensor* tensor, clb_matrix* matrix, clb_error* error) {
   memset(matrix, 0, sizeof *matrix);
   if (tensor->data == NULL) {
     return CLB_OK;
@@ -82,8 +81,8 @@ static int32_t bind_matrix(const clb_kernels* kernels, const clb_tensor* tensor,
   return CLB_OK;
 }
 
-static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* weights, int32_t layer,
-                           int32_t expert, clb_expert_entry* entry, clb_error* error) {
+static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* weights, int32_t layer, int32_t expert,
+                           clb_expert_entry* entry, clb_error* error) {
   const clb_tensor* const gate = clb_weight(weights, CLB_ROLE_GATE, layer, expert);
   const clb_tensor* const up = clb_weight(weights, CLB_ROLE_UP, layer, expert);
   const clb_tensor* const down = clb_weight(weights, CLB_ROLE_DOWN, layer, expert);
@@ -97,8 +96,7 @@ static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* w
       down->layout != gate->layout) {
     error->status = CLB_ERR_UNSUPPORTED;
     (void)snprintf(error->message, sizeof error->message,
-                   "layer %d expert %d: gate, up and down must have one precision and layout", (int)layer,
-                   (int)expert);
+                   "layer %d expert %d: gate, up and down must have one precision and layout", (int)layer, (int)expert);
     return CLB_ERR_UNSUPPORTED;
   }
   entry->gate = gate->data;
@@ -109,8 +107,8 @@ static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* w
   return CLB_OK;
 }
 
-static int32_t bind_layer(const clb_kernels* kernels, const clb_weight_table* weights, int32_t l,
-                          uint32_t experts, clb_layer_kernels* layer, clb_error* error) {
+static int32_t bind_layer(const clb_kernels* kernels, const clb_weight_table* weights, int32_t l, uint32_t experts,
+                          clb_layer_kernels* layer, clb_error* error) {
   const struct {
     uint32_t role;
     clb_matrix* matrix;
@@ -162,8 +160,7 @@ static int32_t bind_model(clb_kernels* kernels, const clb_model_desc* model, con
 }
 
 int32_t clb_kernels_open(clb_kernels* kernels, const clb_module_ref* refs, uint32_t ref_count,
-                         const clb_model_desc* model, const clb_weight_table* weights, void* memory,
-                         clb_error* error) {
+                         const clb_model_desc* model, const clb_weight_table* weights, void* memory, clb_error* error) {
   CLB_ASSERT(ref_count <= CLB_MAX_MODULES);
   memset(kernels, 0, sizeof *kernels);
   int32_t status = CLB_OK;

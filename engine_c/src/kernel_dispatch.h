@@ -74,8 +74,7 @@ uint64_t clb_kernels_bytes(const clb_model_desc* model);
    MODULE iff a module does not load, has another ABI version or an incomplete table, or none fits a
    tensor. On failure nothing is held. */
 int32_t clb_kernels_open(clb_kernels* kernels, const clb_module_ref* refs, uint32_t ref_count,
-                         const clb_model_desc* model, const clb_weight_table* weights, void* memory,
-                         clb_error* error);
+                         const clb_model_desc* model, const clb_weight_table* weights, void* memory, clb_error* error);
 /* Unloads the modules. Harmless on zeroed memory and when repeated. */
 void clb_kernels_close(clb_kernels* kernels);
 

@@ -181,9 +181,8 @@ static int32_t prompt_records(clb_engine* engine, uint32_t slot, uint32_t first,
       if (position == s->request.prompt_tokens) {
         continue;
       }
-      const int32_t status =
-          clb_sampler_prompt(engine->buffers.logits + (size_t)i * vocab, vocab, s->prompt[position],
-                             s->request.prompt_top_logprobs, &records[position]);
+      const int32_t status = clb_sampler_prompt(engine->buffers.logits + (size_t)i * vocab, vocab, s->prompt[position],
+                                                s->request.prompt_top_logprobs, &records[position]);
       if (status != CLB_OK) {
         return status;
       }

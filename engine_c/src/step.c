@@ -190,8 +190,8 @@ static void combine(clb_engine* engine, uint32_t layer, const clb_routing_args* 
   memset(b->update, 0, (size_t)routing->tokens * hidden * sizeof(float));
   for (uint32_t i = 0; i < routing->tokens; i++) {
     clb_step_row* const row = &b->rows[i];
-    uint32_t* const counts = clb_channel_counts(&engine->channel, row->slot) +
-                             (size_t)layer * engine->config.channel.max_experts;
+    uint32_t* const counts =
+        clb_channel_counts(&engine->channel, row->slot) + (size_t)layer * engine->config.channel.max_experts;
     for (uint32_t rank = 0; rank < routing->kept[i]; rank++) {
       const size_t place = (size_t)i * routing->k_max + rank;
       const uint32_t expert = routing->indices[place];

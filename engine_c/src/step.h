@@ -33,18 +33,18 @@ typedef struct clb_step_row {
 
 /* Buffers of the worst step; T = most rows of a step. */
 typedef struct clb_step_buffers {
-  clb_step_row* rows;          /* (T) */
-  float* residual;             /* (T, hidden) */
-  float* normed;               /* (T, hidden): input of attention, then of the FFN */
-  float* update;               /* (T, hidden): what attention or FFN adds */
-  float* qkv;                  /* (T, q + 2 kv) */
-  float* attended;             /* (T, q) */
-  float* rope;                 /* (T, head_dim): cosines, then sines */
-  float* shared_activation;    /* (T, largest shared or dense width) */
-  float* shared_output;        /* (T, hidden) */
-  float* shared_gate;          /* (T) */
-  float* head_input;           /* (CLB_LOGIT_ROWS, hidden) */
-  float* logits;               /* (CLB_LOGIT_ROWS, vocab) */
+  clb_step_row* rows;       /* (T) */
+  float* residual;          /* (T, hidden) */
+  float* normed;            /* (T, hidden): input of attention, then of the FFN */
+  float* update;            /* (T, hidden): what attention or FFN adds */
+  float* qkv;               /* (T, q + 2 kv) */
+  float* attended;          /* (T, q) */
+  float* rope;              /* (T, head_dim): cosines, then sines */
+  float* shared_activation; /* (T, largest shared or dense width) */
+  float* shared_output;     /* (T, hidden) */
+  float* shared_gate;       /* (T) */
+  float* head_input;        /* (CLB_LOGIT_ROWS, hidden) */
+  float* logits;            /* (CLB_LOGIT_ROWS, vocab) */
   void* sampler_scratch;
   clb_expert_policy* policies; /* (T) of the layer at work */
   uint32_t* identity;          /* (T): 0, 1, 2, ... */

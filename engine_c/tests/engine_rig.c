@@ -6,9 +6,8 @@
 #include "test.h"
 
 static clb_layer_desc layer_of(uint32_t index) {
-  clb_layer_desc layer = {.ffn_kind = index == 1 ? CLB_FFN_DENSE : CLB_FFN_MOE,
-                          .kv_values_per_token = 32,
-                          .routed_scale = 1.0f};
+  clb_layer_desc layer = {
+      .ffn_kind = index == 1 ? CLB_FFN_DENSE : CLB_FFN_MOE, .kv_values_per_token = 32, .routed_scale = 1.0f};
   if (index == 1) {
     layer.shared_width = 40;
     return layer;

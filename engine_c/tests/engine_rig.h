@@ -22,10 +22,10 @@
 /* What came out of one slot since its last open. */
 typedef struct rig_output {
   uint32_t opened;
-  uint32_t ended;   /* clb_event_kind of the last event, 0 while it runs */
-  uint32_t flags;   /* CLB_FINISH_* of the last token */
+  uint32_t ended; /* clb_event_kind of the last event, 0 while it runs */
+  uint32_t flags; /* CLB_FINISH_* of the last token */
   int32_t status;
-  uint32_t count;   /* tokens */
+  uint32_t count; /* tokens */
   clb_record records[RIG_MAX_SEQ];
   clb_result usage; /* copied when it ended */
 } rig_output;
