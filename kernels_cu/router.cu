@@ -45,7 +45,7 @@ static __device__ __forceinline__ void release_dependents() {
 
 /* Order of finite floats as order of unsigned integers above 0; -0 and +0 are equal. */
 static __device__ __forceinline__ uint32_t key_of(float value) {
-  const uint32_t bits = __float_as_uint(value + 0.0f);
+  const uint32_t bits = (value == 0.0f) ? 0u : __float_as_uint(value);
   return (bits & 0x80000000u) ? ~bits : (bits | 0x80000000u);
 }
 
@@ -126,10 +126,13 @@ static __device__ __forceinline__ void route_token(const clb_router_args& a, uin
   const float value = value_of(my_key);
   const float score = (a.score == 0u) ? clb_exact_exp(clb_exact_add(value, -top)) : clb_exact_sigmoid(value);
   const float best_score = __shfl_sync(FULL, score, 0);
-  const bool in = lane < k && score >= clb_exact_mul(threshold, best_score); /* a prefix of the ranks */
-  const uint32_t kept = __popc(__ballot_sync(FULL, in));
+  /* Kept is a prefix of the ranks, as on the host, and rank 0 always stays. */
+  const bool passes = lane < k && (lane == 0u || score >= clb_exact_mul(threshold, best_score));
+  const uint32_t kept = (uint32_t)__ffs((int)~__ballot_sync(FULL, passes)) - 1u;
+  const bool in = lane < kept;
   const float chosen = warp_sum(in ? score : 0.0f);
-  const float divisor = (a.renormalise != 0u) ? chosen : all;
+  const float sum = (a.renormalise != 0u) ? chosen : all;
+  const float divisor = (sum > 0.0f) ? sum : 1.0f;
   if (lane < a.k_max) {
     a.indices[(uint64_t)token * a.k_max + lane] = in ? my_index : CLB_ROUTER_NONE;
     a.weights[(uint64_t)token * a.k_max + lane] = in ? __fdiv_rn(score, divisor) * a.routed_scale : 0.0f;

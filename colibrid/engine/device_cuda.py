@@ -144,7 +144,7 @@ class CudaDevice:
     arena: int = 0
     arena_bytes: int = 0
     warn: Callable[[str], None] = field(default=lambda _: None)
-    _driver: Any = None
+    driver: Any = None  # cuda.bindings.driver, for measurements
     _undo: list[Callable[[], object]] = field(default_factory=list)
 
     @classmethod
@@ -155,7 +155,7 @@ class CudaDevice:
         info = _inspect(driver, index)
         device = _call(driver, "cuDeviceGet", index)
         device_context = _call(driver, "cuDevicePrimaryCtxRetain", device)
-        self = cls(info=info, context=int(device_context), stream=0, warn=warn, _driver=driver)
+        self = cls(info=info, context=int(device_context), stream=0, warn=warn, driver=driver)
         self._undo.append(lambda: driver.cuDevicePrimaryCtxRelease(device))
         try:
             _call(driver, "cuCtxSetCurrent", device_context)
@@ -173,14 +173,14 @@ class CudaDevice:
             raise DeviceError(
                 f"the arena was already taken ({self.arena_bytes} bytes); this is a bug, please report it"
             )
-        free, _ = _call(self._driver, "cuMemGetInfo")
+        free, _ = _call(self.driver, "cuMemGetInfo")
         if size > free:
             raise DeviceError(
                 f"GPU {self.info.index} ({self.info.name}): {size >> 20} MiB are needed and {int(free) >> 20} MiB are free; "
                 "lower batch.slots or model.max_seq_len, or stop other programs that use this GPU"
             )
-        address = _call(self._driver, "cuMemAlloc", size)
-        self._undo.append(lambda: self._driver.cuMemFree(address))
+        address = _call(self.driver, "cuMemAlloc", size)
+        self._undo.append(lambda: self.driver.cuMemFree(address))
         self.arena, self.arena_bytes = int(address), size
         return self.arena
 
@@ -225,23 +225,23 @@ class CudaDevice:
             raise DeviceError(
                 f"cannot map {size} bytes at offset {address % 4096} of a page: both must be multiples of 4096"
             )
-        flags = int(self._driver.CU_MEMHOSTREGISTER_DEVICEMAP)
-        _call(self._driver, "cuMemHostRegister", address, size, flags)
-        self._undo.append(lambda: self._driver.cuMemHostUnregister(address))
-        return int(_call(self._driver, "cuMemHostGetDevicePointer", address, 0))
+        flags = int(self.driver.CU_MEMHOSTREGISTER_DEVICEMAP)
+        _call(self.driver, "cuMemHostRegister", address, size, flags)
+        self._undo.append(lambda: self.driver.cuMemHostUnregister(address))
+        return int(_call(self.driver, "cuMemHostGetDevicePointer", address, 0))
 
     def pinned(self, size: int) -> HostMemory:
         """Zeroed page-locked memory for staging and for the device's messages."""
-        address = int(_call(self._driver, "cuMemHostAlloc", size, int(self._driver.CU_MEMHOSTALLOC_DEVICEMAP)))
-        self._undo.append(lambda: self._driver.cuMemFreeHost(address))
+        address = int(_call(self.driver, "cuMemHostAlloc", size, int(self.driver.CU_MEMHOSTALLOC_DEVICEMAP)))
+        self._undo.append(lambda: self.driver.cuMemFreeHost(address))
         ctypes.memset(address, 0, size)
-        return HostMemory(address, int(_call(self._driver, "cuMemHostGetDevicePointer", address, 0)), size)
+        return HostMemory(address, int(_call(self.driver, "cuMemHostGetDevicePointer", address, 0)), size)
 
     def entries(self) -> CudaEntries:
         """Addresses of the driver's functions for C."""
         table = CudaEntries(abi_version=ABI_VERSION, struct_bytes=ctypes.sizeof(CudaEntries), context=self.context)
         for name in ENTRY_NAMES:
-            address, _ = _call(self._driver, "cuGetProcAddress", name.encode(), DRIVER_API, 0)
+            address, _ = _call(self.driver, "cuGetProcAddress", name.encode(), DRIVER_API, 0)
             if not int(address):
                 raise DeviceError(f"the NVIDIA driver has no {name}; update it to version 580 or newer, {CPU_HINT}")
             setattr(table, name, int(address))
@@ -249,7 +249,7 @@ class CudaDevice:
 
     def synchronise(self) -> None:
         """Wait until everything in the stream is done. DeviceError iff something in it failed."""
-        _call(self._driver, "cuStreamSynchronize", self.stream)
+        _call(self.driver, "cuStreamSynchronize", self.stream)
 
     def close(self) -> None:
         """Undo everything in reverse order. Idempotent; errors are ignored, for the process is about to end."""
@@ -273,20 +273,20 @@ class CudaDevice:
             raise DeviceError(
                 f"kernels: {image.file} is not the file that manifest.json names; rebuild with `make cubins`"
             )
-        module = _call(self._driver, "cuModuleLoadData", data + b"\0")  # PTX is a C string; a cubin ignores the byte
-        self._undo.append(lambda: self._driver.cuModuleUnload(module))
+        module = _call(self.driver, "cuModuleLoadData", data + b"\0")  # PTX is a C string; a cubin ignores the byte
+        self._undo.append(lambda: self.driver.cuModuleUnload(module))
         return module
 
     def _function(self, modules: list[Any], name: str, size: int) -> int:
-        success = self._driver.CUresult.CUDA_SUCCESS
+        success = self.driver.CUresult.CUDA_SUCCESS
         for module in modules:
-            status, function = self._driver.cuModuleGetFunction(module, name.encode())
+            status, function = self.driver.cuModuleGetFunction(module, name.encode())
             if status == success:
                 break
         else:
             raise DeviceError(f"kernels: no image has a kernel {name}; rebuild them with `make cubins`")
-        _, actual = _call(self._driver, "cuFuncGetParamInfo", function, 0)
-        extra, *_ = self._driver.cuFuncGetParamInfo(function, 1)
+        _, actual = _call(self.driver, "cuFuncGetParamInfo", function, 0)
+        extra, *_ = self.driver.cuFuncGetParamInfo(function, 1)
         if int(actual) != size or extra == success:
             raise DeviceError(
                 f"kernels: {name} takes {'several parameters' if extra == success else f'{int(actual)} bytes'}, the engine "

@@ -1,0 +1,50 @@
+"""Fixtures of the CUDA tests. Without a GPU, nvcc or a C compiler the tests that need them say so and are skipped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import cuda_harness
+
+from colibrid.engine import device_cuda
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    built = cuda_harness.build_library(tmp_path_factory.mktemp("seam"))
+    if built is None:
+        pytest.skip("no C compiler")
+    return built
+
+
+@pytest.fixture(scope="session")
+def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cubins")
+    if reason := cuda_harness.build_cubins(folder):
+        pytest.skip(reason)
+    return folder
+
+
+@pytest.fixture(params=["fake", "cuda"])
+def backend(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[cuda_harness.Fake | cuda_harness.Gpu]:
+    """The same test on the host twin and on the GPU."""
+    if request.param == "fake":
+        made: cuda_harness.Fake | cuda_harness.Gpu = cuda_harness.Fake(library)
+    else:
+        try:
+            device_cuda.probe(0)
+        except device_cuda.DeviceError as error:
+            pytest.skip(str(error))
+        made = cuda_harness.Gpu(request.getfixturevalue("cubins"))
+    yield made
+    made.close()
