@@ -8,8 +8,11 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES = 400  # the goal for every file ...

@@ -14,7 +14,11 @@ import sys
 def main() -> None:
     output, *modules = map(pathlib.Path, sys.argv[1:])
     rows = [
-        {"name": path.stem.removeprefix("clb_"), "file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        {
+            "name": path.stem.removeprefix("clb_"),
+            "file": path.name,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
         for path in sorted(modules)
     ]
     output.write_text(json.dumps({"version": 1, "modules": rows}, indent=2) + "\n", encoding="utf-8")
