@@ -53,8 +53,8 @@ def test_modules_are_sealed_copies_that_load(library: Library) -> None:
         assert modules.names
         for path in modules.paths:
             assert ctypes.CDLL(path).clb_module_entry is not None
-            with pytest.raises(PermissionError):
-                os.write(os.open(path, os.O_WRONLY), b"x")
+            with Path(path).open("r+b", buffering=0) as file, pytest.raises(PermissionError):
+                file.write(b"x")
 
 
 def test_changed_module_is_refused_with_both_hashes(folder: Path) -> None:
