@@ -1,0 +1,190 @@
+"""The C engine in the test's own process, turned by hand: both ends of a channel, no thread, no worker."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from colibrid.config.settings import BatchSettings, KvSettings, ModelSettings, Settings
+from colibrid.engine import abi
+from colibrid.engine.channel import Command, DaemonChannel, EngineChannel, SlotRecord, SlotRequest, SlotUsage
+from colibrid.engine.configure import EngineSetup
+from colibrid.engine.library import KernelModules, Library
+from colibrid.engine.spec import channel_shape, make_spec
+from colibrid.model.pack import open_pack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+TURNS = 100_000  # no test needs more; a hang is a failure
+
+
+def crc32c(data: bytes | memoryview) -> int:
+    """The engine's own checksum, as convert takes it."""
+    return int(Library().c.clb_crc32c(0, bytes(data), len(data)))
+
+
+class Answer(msgspec.Struct):
+    """What one request got."""
+
+    records: list[SlotRecord] = []
+    prompt: list[SlotRecord] = []
+    usage: SlotUsage | None = None
+    finish: int = 0  # CLB_FINISH_*
+    status: int | None = None  # clb_status of a failed request
+
+    @property
+    def tokens(self) -> list[int]:
+        return [record.token for record in self.records]
+
+
+class InProcessEngine:
+    """An open engine over a pack. Use as a context manager."""
+
+    def __init__(
+        self,
+        pack: Path,
+        *,
+        slots: int = 4,
+        kv: str = "fp32",
+        max_seq_len: int | None = None,
+        chunk: int = 64,
+        **changes: Any,
+    ) -> None:
+        """`changes` replace fields of the EngineSpec. The exceptions are those of EngineSetup."""
+        self._stack = ExitStack()
+        try:
+            self._open(pack, slots, kv, max_seq_len, chunk, changes)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _open(
+        self, pack: Path, slots: int, kv: str, max_seq_len: int | None, chunk: int, changes: dict[str, Any]
+    ) -> None:
+        dummy = changes.get("weights") == "dummy"
+        self.manifest = open_pack(pack, check_files=not dummy).manifest
+        settings = Settings(
+            batch=BatchSettings(slots=slots, prefill_chunk=chunk, prefill_tokens=max(512, chunk)),
+            model=ModelSettings(max_seq_len=max_seq_len),
+            kv=KvSettings(precision=kv),  # type: ignore[arg-type]
+        )
+        self.spec = msgspec.structs.replace(make_spec(settings, str(pack), self.manifest), **changes)
+        self.slots = slots
+        library = self._library = Library()
+        shape = channel_shape(self.spec, self.manifest)
+        self.channel = DaemonChannel(library, shape)
+        self._stack.callback(self.channel.close)
+        mapping = EngineChannel(library, self.channel.fd, shape)
+        self._stack.callback(mapping.close)
+        setup = EngineSetup(library, self.spec, self.manifest)
+        self._engine, error = ctypes.c_void_p(), abi.Error()
+        with ExitStack() as opening:
+            modules = opening.enter_context(KernelModules())
+            setup.use_modules(modules.names, modules.paths)
+            setup.config.channel_base = mapping.base
+            setup.config.channel_bytes = mapping.size
+            if not dummy:
+                setup.config.dir_fd = os.open(pack, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                opening.callback(os.close, setup.config.dir_fd)
+            status = library.c.clb_engine_open(
+                ctypes.byref(setup.config), ctypes.byref(self._engine), ctypes.byref(error)
+            )
+        if status != abi.Status.OK:
+            raise setup.error(status, error)
+        self._stack.callback(library.c.clb_engine_close, self._engine)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def stats(self) -> abi.Stats:
+        """A fresh copy of the counters."""
+        stats = abi.Stats()
+        assert self._library.c.clb_engine_stats(self._engine, ctypes.byref(stats)) == abi.Status.OK
+        return stats
+
+    def check(self) -> None:
+        """Asserts the engine's conservation of pools, runs and slots."""
+        error = abi.Error()
+        status = self._library.c.clb_engine_check(self._engine, ctypes.byref(error))
+        assert status == abi.Status.OK, error.message.decode()
+
+    def turn(self) -> None:
+        worked = ctypes.c_uint32()
+        status = self._library.c.clb_engine_turn(self._engine, ctypes.byref(worked))
+        assert status == abi.Status.OK, self._library.status_name(status)
+
+    def run(self, requests: Sequence[SlotRequest]) -> list[Answer]:
+        """Serves all requests, as many at once as there are slots, in order of arrival. Generations are set here."""
+        answers = [Answer(records=[]) for _ in requests]
+        waiting = list(range(len(requests)))
+        owner: dict[int, int] = {}
+        for _ in range(TURNS):
+            while waiting and len(owner) < self.slots:
+                slot = next(slot for slot in range(self.slots) if slot not in owner)
+                owner[slot] = waiting.pop(0)
+                self._start(slot, requests[owner[slot]])
+            if not owner:
+                self.check()
+                return answers
+            self.turn()
+            for event in self.channel.pop():
+                self._take(event, requests[owner[event.slot]], answers[owner[event.slot]])
+                if _released(event):
+                    answers[owner[event.slot]].usage = self.channel.usage(event.slot)
+                    del owner[event.slot]
+        raise AssertionError(f"requests {sorted(owner.values())} did not end within {TURNS} turns")
+
+    def _start(self, slot: int, request: SlotRequest) -> None:
+        self._generation = getattr(self, "_generation", 0) + 1
+        self.channel.write_request(slot, msgspec.structs.replace(request, generation=self._generation))
+        count = len(request.prompt_ids)
+        assert self.channel.push(
+            [
+                Command(abi.CommandKind.OPEN, slot, self._generation),
+                Command(abi.CommandKind.PREFILL, slot, self._generation, 0, count),
+            ]
+        )
+
+    def _take(self, event: Any, request: SlotRequest, answer: Answer) -> None:
+        if event.kind == abi.EventKind.TOKEN:
+            answer.records.append(self.channel.record(event.slot, event.record))
+            self.channel.advance(event.slot, event.record, event.record + 1)
+        if event.kind == abi.EventKind.FAILED:
+            answer.status = event.status
+        if _released(event):
+            answer.finish = event.flags
+            if request.flags & abi.RequestFlag.PROMPT_LOGPROBS:
+                answer.prompt = self.channel.prompt_records(event.slot, len(request.prompt_ids))
+
+
+def _released(event: Any) -> bool:
+    return event.kind != abi.EventKind.OPENED and (event.kind != abi.EventKind.TOKEN or event.flags != 0)
+
+
+def ask(prompt: Sequence[int], max_tokens: int, *, top: int = 8, prompt_top: int = 0, **more: Any) -> SlotRequest:
+    """A greedy request for all log-probabilities."""
+    return SlotRequest(
+        generation=0,
+        seed=0,
+        prompt_ids=list(prompt),
+        max_tokens=max_tokens,
+        flags=abi.RequestFlag.LOGPROBS | abi.RequestFlag.PROMPT_LOGPROBS,
+        top_logprobs=top,
+        prompt_top_logprobs=prompt_top,
+        **{"temperature": 0.0, **more},
+    )
+
+
+def is_first(record: SlotRecord) -> bool:
+    """Prompt position 0 has no prediction."""
+    return math.isnan(record.logprob) and not record.top
