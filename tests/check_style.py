@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES = 400  # the goal for every file ...
-LONG_FILES = 8  # ... how many may be longer ...
+LONG_SHARE = 0.06  # ... which share of them may be longer ...
 LONGEST_FILE = 700  # ... and how long those may get; header contracts and tables of cases are why
 FUNCTION_LINES = 70
 C_FOLDERS = ("engine_c/src", "engine_c/cpu", "engine_c/tests")
@@ -37,12 +37,11 @@ def count_lines(path: Path) -> int:
 
 def long_files() -> Iterator[str]:
     """More long files than allowed, or one that is too long whatever the reason."""
-    long = [(count_lines(path), path.relative_to(ROOT)) for path in source_files()]
-    long = sorted((lines, path) for lines, path in long if lines > FILE_LINES)
-    if len(long) > LONG_FILES:
-        yield f"{len(long)} files have more than {FILE_LINES} lines, at most {LONG_FILES} may: " + ", ".join(
-            f"{path} ({lines})" for lines, path in long
-        )
+    files = sorted((count_lines(path), path.relative_to(ROOT)) for path in source_files())
+    long = [(lines, path) for lines, path in files if lines > FILE_LINES]
+    if len(long) > LONG_SHARE * len(files):
+        names = ", ".join(f"{path} ({lines})" for lines, path in long)
+        yield f"{len(long)} of {len(files)} files have more than {FILE_LINES} lines, too many: {names}"
     for lines, path in long:
         if lines > LONGEST_FILE:
             yield f"{path}: {lines} lines, at most {LONGEST_FILE}"
