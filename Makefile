@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 MESON = PATH="$(CURDIR)/$(BIN):$(BIN):$$PATH" meson
 SOURCES := pyproject.toml meson.build meson.options $(shell find colibrid engine_c conf systemd -type f \
 	-not -path '*/__pycache__/*' -not -path 'colibrid/engine/lib/*' -not -path '*.colibri/*')
-C_FILES := $(shell find engine_c kernels_cu -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
+C_FILES := $(shell find engine_c kernels_cu tests/cuda -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 PY_DIRS := colibrid tests engine_c/tools $(wildcard .ci/*.py bench/*.py)
 # Tests import the installed package, never the folder that make was called in.
 PYTEST := PYTHONSAFEPATH=1 $(BIN)/pytest

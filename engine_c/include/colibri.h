@@ -51,13 +51,13 @@ extern "C" {
 /* Limits: everything is bounded, in the unit that its name says. */
 #define CLB_MAX_SLOTS 64u
 #define CLB_MAX_LAYERS 256u
-#define CLB_MAX_EXPERTS 512u            /* per layer */
+#define CLB_MAX_EXPERTS 512u /* per layer */
 #define CLB_MAX_EXPERTS_PER_TOKEN 16u
 #define CLB_MAX_TOP_LOGPROBS 20u
-#define CLB_MAX_BIAS 1024u              /* logit_bias entries of one request */
-#define CLB_MAX_STOP_IDS 64u            /* stop token ids of one request, the model's own included */
+#define CLB_MAX_BIAS 1024u   /* logit_bias entries of one request */
+#define CLB_MAX_STOP_IDS 64u /* stop token ids of one request, the model's own included */
 #define CLB_MAX_VOCAB 1048576u
-#define CLB_MAX_SEQ_LEN 1048576u        /* tokens */
+#define CLB_MAX_SEQ_LEN 1048576u /* tokens */
 #define CLB_ERROR_BYTES 512u
 
 typedef enum clb_status {
@@ -97,18 +97,18 @@ typedef enum clb_score { CLB_SCORE_SOFTMAX = 0, CLB_SCORE_SIGMOID = 1 } clb_scor
 
 /* One row of the layer table. */
 typedef struct clb_layer_desc {
-  uint32_t ffn_kind;           /* clb_ffn_kind */
-  uint32_t kv_kind;            /* clb_kv_kind */
-  uint32_t kv_values_per_token;/* K and V values of one token in this layer: 2 * kv_heads * head_dim */
-  uint32_t window;             /* attention window in tokens; 0 = all; nonzero is CLB_ERR_UNSUPPORTED today */
-  uint32_t experts;            /* 0 in a dense layer */
-  uint32_t experts_per_token;  /* the checkpoint's own k; 0 in a dense layer */
-  uint32_t expert_width;       /* rows of gate and up of one expert; 0 in a dense layer */
-  uint32_t shared_width;       /* width of the shared expert (MoE) or of the whole FFN (dense); 0 = none */
-  uint32_t score;              /* clb_score */
-  uint32_t renormalise;        /* 1: kept weights are divided by their sum */
-  uint32_t shared_gated;       /* 1: the shared expert is scaled by sigmoid(x . SHARED_GATE) */
-  float routed_scale;          /* factor on the routed weights after renormalisation; 1 = none */
+  uint32_t ffn_kind;            /* clb_ffn_kind */
+  uint32_t kv_kind;             /* clb_kv_kind */
+  uint32_t kv_values_per_token; /* K and V values of one token in this layer: 2 * kv_heads * head_dim */
+  uint32_t window;              /* attention window in tokens; 0 = all; nonzero is CLB_ERR_UNSUPPORTED today */
+  uint32_t experts;             /* 0 in a dense layer */
+  uint32_t experts_per_token;   /* the checkpoint's own k; 0 in a dense layer */
+  uint32_t expert_width;        /* rows of gate and up of one expert; 0 in a dense layer */
+  uint32_t shared_width;        /* width of the shared expert (MoE) or of the whole FFN (dense); 0 = none */
+  uint32_t score;               /* clb_score */
+  uint32_t renormalise;         /* 1: kept weights are divided by their sum */
+  uint32_t shared_gated;        /* 1: the shared expert is scaled by sigmoid(x . SHARED_GATE) */
+  float routed_scale;           /* factor on the routed weights after renormalisation; 1 = none */
 } clb_layer_desc;
 
 /* What a section holds. rows x cols are given as (rows, cols). d = hidden, q = heads * head_dim,
@@ -130,14 +130,14 @@ typedef enum clb_role {
 } clb_role;
 
 typedef struct clb_section_desc {
-  uint32_t role;        /* clb_role */
-  int32_t layer;        /* -1 for EMBEDDING, HEAD, FINAL_NORM */
-  int32_t expert;       /* -1 unless a routed expert */
-  uint32_t file;        /* index into the file table */
-  uint64_t offset;      /* bytes from the start of the file; a multiple of the element size */
+  uint32_t role;   /* clb_role */
+  int32_t layer;   /* -1 for EMBEDDING, HEAD, FINAL_NORM */
+  int32_t expert;  /* -1 unless a routed expert */
+  uint32_t file;   /* index into the file table */
+  uint64_t offset; /* bytes from the start of the file; a multiple of the element size */
   uint64_t bytes;
-  uint32_t precision;   /* clb_precision */
-  uint32_t layout;      /* clb_layout */
+  uint32_t precision; /* clb_precision */
+  uint32_t layout;    /* clb_layout */
   uint32_t rows;
   uint32_t cols;
 } clb_section_desc;
@@ -145,11 +145,11 @@ typedef struct clb_section_desc {
 /* One file of the model folder, opened with openat(dir_fd, name). Two sections, of any layers, may
    name the same file: it is read once and takes memory once. */
 typedef struct clb_file_desc {
-  const char* name;         /* no '/'; owned by the caller until open returns */
-  uint64_t bytes;           /* must equal the file's size */
-  const uint32_t* crc32c;   /* one per started MiB; may be NULL when crc_count is 0 (not checked) */
+  const char* name;       /* no '/'; owned by the caller until open returns */
+  uint64_t bytes;         /* must equal the file's size */
+  const uint32_t* crc32c; /* one per started MiB; may be NULL when crc_count is 0 (not checked) */
   uint32_t crc_count;
-  uint32_t alignment;       /* of the file's first byte in memory: 4096 or 2097152 */
+  uint32_t alignment; /* of the file's first byte in memory: 4096 or 2097152 */
 } clb_file_desc;
 
 typedef struct clb_model_desc {
@@ -160,19 +160,19 @@ typedef struct clb_model_desc {
   uint32_t hidden;
   uint32_t heads;
   uint32_t kv_heads;
-  uint32_t head_dim;            /* even, at most 256 */
-  uint32_t max_positions;       /* the checkpoint's own context in tokens */
+  uint32_t head_dim;      /* even, at most 256 */
+  uint32_t max_positions; /* the checkpoint's own context in tokens */
   uint32_t tied_head;
   float rms_norm_eps;
-  float attention_scale;        /* usually 1 / sqrt(head_dim) */
-  float rope_scale;             /* factor on cos and sin (yarn); 1 = none */
+  float attention_scale; /* usually 1 / sqrt(head_dim) */
+  float rope_scale;      /* factor on cos and sin (yarn); 1 = none */
   uint32_t section_count;
   uint32_t file_count;
   uint32_t reserved;
-  const float* rope_inv_freq;             /* (head_dim / 2) radians per position */
-  const clb_layer_desc* layer_table;      /* (layers) */
-  const clb_section_desc* section_table;  /* (section_count) */
-  const clb_file_desc* file_table;        /* (file_count) */
+  const float* rope_inv_freq;            /* (head_dim / 2) radians per position */
+  const clb_layer_desc* layer_table;     /* (layers) */
+  const clb_section_desc* section_table; /* (section_count) */
+  const clb_file_desc* file_table;       /* (file_count) */
 } clb_model_desc;
 
 /* ---------------------------------------------------------------- channel */
@@ -180,13 +180,13 @@ typedef struct clb_model_desc {
 typedef struct clb_channel_config {
   uint32_t abi_version;
   uint32_t struct_bytes;
-  uint32_t slots;            /* 1 .. CLB_MAX_SLOTS */
+  uint32_t slots; /* 1 .. CLB_MAX_SLOTS */
   uint32_t layers;
   uint32_t vocab_size;
   uint32_t hidden;
-  uint32_t max_experts;      /* the most experts of any layer */
-  uint32_t max_seq_len;      /* prompt + output of one slot, tokens */
-  uint32_t result_records;   /* records in one slot's ring; a power of two */
+  uint32_t max_experts;    /* the most experts of any layer */
+  uint32_t max_seq_len;    /* prompt + output of one slot, tokens */
+  uint32_t result_records; /* records in one slot's ring; a power of two */
   uint32_t reserved;
 } clb_channel_config;
 
@@ -222,33 +222,33 @@ typedef enum clb_phase {
 
 /* Counters since open, in the header, written by the engine with relaxed atomic stores. */
 typedef struct clb_stats {
-  uint64_t progress;              /* moves when work finishes (per layer on the CPU), and once a second while idle */
+  uint64_t progress; /* moves when work finishes (per layer on the CPU), and once a second while idle */
   uint64_t steps_prefill;
   uint64_t steps_decode;
-  uint64_t tokens_prefill;        /* prompt tokens computed */
-  uint64_t tokens_decode;         /* tokens generated by decode steps */
-  uint64_t expert_launches;       /* runs of one routed expert's kernel: once per expert, layer and step */
-  uint64_t expert_relaunches;     /* more than one run of an expert in one layer and step: must stay 0 */
-  uint64_t expert_assignments;    /* (token, expert) pairs computed */
-  uint64_t expert_trimmed;        /* left out by a request's k or threshold against the model's own k */
-  uint64_t expert_dropped;        /* left out by max_tokens_per_expert */
-  uint64_t allocations_after_open;/* must stay 0 */
+  uint64_t tokens_prefill;         /* prompt tokens computed */
+  uint64_t tokens_decode;          /* tokens generated by decode steps */
+  uint64_t expert_launches;        /* runs of one routed expert's kernel: once per expert, layer and step */
+  uint64_t expert_relaunches;      /* more than one run of an expert in one layer and step: must stay 0 */
+  uint64_t expert_assignments;     /* (token, expert) pairs computed */
+  uint64_t expert_trimmed;         /* left out by a request's k or threshold against the model's own k */
+  uint64_t expert_dropped;         /* left out by max_tokens_per_expert */
+  uint64_t allocations_after_open; /* must stay 0 */
   uint64_t slots_open;
-  uint64_t kv_bytes;              /* size of the KV tier */
+  uint64_t kv_bytes; /* size of the KV tier */
   uint64_t kv_bytes_used;
   uint64_t weights_bytes;
   uint64_t temp_bytes;
-  uint64_t loaded_bytes;          /* weight bytes read so far (percent while loading) */
+  uint64_t loaded_bytes; /* weight bytes read so far (percent while loading) */
   uint64_t requests_done;
   uint64_t requests_failed;
 } clb_stats;
 
 typedef struct clb_channel_header {
-  uint32_t magic;          /* CLB_CHANNEL_MAGIC */
+  uint32_t magic; /* CLB_CHANNEL_MAGIC */
   uint32_t abi_version;
   uint64_t total_bytes;
   clb_channel_config config;
-  uint32_t phase;          /* clb_phase, written by the engine */
+  uint32_t phase; /* clb_phase, written by the engine */
   uint32_t reserved;
   clb_stats stats;
 } clb_channel_header;
@@ -256,11 +256,11 @@ typedef struct clb_channel_header {
 #define CLB_CHANNEL_MAGIC 0x42494c43u /* "CLIB" */
 
 typedef enum clb_command_kind {
-  CLB_CMD_OPEN = 1,        /* take the slot's request block, reserve its run; answered by OPENED or FAILED */
-  CLB_CMD_PREFILL = 2,     /* compute prompt tokens [start, start + count); the engine cuts at chunk borders */
-  CLB_CMD_SET = 3,         /* the mask for output position `start` lies in the request block */
-  CLB_CMD_CLOSE = 4,       /* stop and release the slot; answered by CLOSED unless it finished before */
-  CLB_CMD_RELEASE_RUN = 5  /* the daemon drops its reference to prefix run `start` */
+  CLB_CMD_OPEN = 1,       /* take the slot's request block, reserve its run; answered by OPENED or FAILED */
+  CLB_CMD_PREFILL = 2,    /* compute prompt tokens [start, start + count); the engine cuts at chunk borders */
+  CLB_CMD_SET = 3,        /* the mask for output position `start` lies in the request block */
+  CLB_CMD_CLOSE = 4,      /* stop and release the slot; answered by CLOSED unless it finished before */
+  CLB_CMD_RELEASE_RUN = 5 /* the daemon drops its reference to prefix run `start` */
 } clb_command_kind;
 
 typedef struct clb_command {
@@ -286,11 +286,11 @@ typedef struct clb_event {
   uint32_t kind;
   uint32_t slot;
   uint64_t generation;
-  uint64_t record;     /* index of the record since the slot's open; its place is record % result_records */
-  uint32_t position;   /* output position, 0 = first generated token */
+  uint64_t record;   /* index of the record since the slot's open; its place is record % result_records */
+  uint32_t position; /* output position, 0 = first generated token */
   int32_t token;
-  uint32_t flags;      /* CLB_FINISH_* */
-  int32_t status;      /* clb_status, with FAILED */
+  uint32_t flags; /* CLB_FINISH_* */
+  int32_t status; /* clb_status, with FAILED */
 } clb_event;
 
 typedef struct clb_bias {
@@ -322,16 +322,16 @@ typedef struct clb_request {
   uint32_t prompt_top_logprobs; /* the same for prompt tokens */
   uint32_t bias_count;
   uint32_t stop_count;
-  uint32_t prefix_run;          /* 0 = none; else the id of a published run whose first prefix_tokens are used */
-  uint32_t prefix_tokens;       /* < prompt_tokens; prefill then starts there */
-  uint32_t publish_run;         /* 0 = none; else the prompt's KV becomes a shared run under this id (1 .. 2 * slots) */
-  float temperature;            /* 0 = argmax, ties to the lowest id */
-  float top_p;                  /* (0, 1] */
-  float min_p;                  /* [0, 1] */
-  uint32_t top_k;               /* 0 = off */
-  float presence_penalty;       /* over generated tokens */
-  float frequency_penalty;      /* over generated tokens */
-  float repetition_penalty;     /* over prompt and generated tokens; 1 = off */
+  uint32_t prefix_run;      /* 0 = none; else the id of a published run whose first prefix_tokens are used */
+  uint32_t prefix_tokens;   /* < prompt_tokens; prefill then starts there */
+  uint32_t publish_run;     /* 0 = none; else the prompt's KV becomes a shared run under this id (1 .. 2 * slots) */
+  float temperature;        /* 0 = argmax, ties to the lowest id */
+  float top_p;              /* (0, 1] */
+  float min_p;              /* [0, 1] */
+  uint32_t top_k;           /* 0 = off */
+  float presence_penalty;   /* over generated tokens */
+  float frequency_penalty;  /* over generated tokens */
+  float repetition_penalty; /* over prompt and generated tokens; 1 = off */
   uint32_t reserved;
 } clb_request;
 
@@ -357,15 +357,15 @@ typedef struct clb_prompt_record {
 /* The head of a result block. */
 typedef struct clb_result {
   uint64_t generation;
-  uint64_t head;             /* records written; atomic, by the engine */
+  uint64_t head; /* records written; atomic, by the engine */
   uint64_t pad0[6];
-  uint64_t tail;             /* records read; atomic, by the daemon (clb_result_advance) */
+  uint64_t tail; /* records read; atomic, by the daemon (clb_result_advance) */
   uint64_t pad1[7];
-  uint64_t assignments;      /* (token, expert) pairs computed for this request, prompt and output */
+  uint64_t assignments; /* (token, expert) pairs computed for this request, prompt and output */
   uint64_t trimmed;
   uint64_t dropped;
-  uint32_t prompt_records;   /* prompt records written so far */
-  uint32_t cached_tokens;    /* prompt tokens taken from a prefix run */
+  uint32_t prompt_records; /* prompt records written so far */
+  uint32_t cached_tokens;  /* prompt tokens taken from a prefix run */
 } clb_result;
 
 /* Sizes and offsets for a configuration. Pure. ARGUMENT: a limit is exceeded. VERSION: struct mismatch. */
@@ -388,9 +388,10 @@ CLB_API uint32_t clb_channel_stats(const void* base, clb_stats* stats);
 typedef enum clb_huge_pages { CLB_HUGE_OFF = 0, CLB_HUGE_TRY = 1, CLB_HUGE_REQUIRE = 2 } clb_huge_pages;
 
 typedef struct clb_tier_config {
-  uint64_t bytes;       /* 0 = exactly what the model (weights), one worst step (temp) or all slots at full length (kv) need */
-  uint32_t page_bytes;  /* a power of two, 4096 .. 1 GiB: unit of allocation in this tier */
-  uint32_t huge_pages;  /* clb_huge_pages */
+  uint64_t
+      bytes; /* 0 = exactly what the model (weights), one worst step (temp) or all slots at full length (kv) need */
+  uint32_t page_bytes; /* a power of two, 4096 .. 1 GiB: unit of allocation in this tier */
+  uint32_t huge_pages; /* clb_huge_pages */
 } clb_tier_config;
 
 /* A kernel module that may be loaded: the caller has checked its hash and the path names those very bytes. */
@@ -405,19 +406,19 @@ typedef struct clb_engine_config {
   uint32_t abi_version;
   uint32_t struct_bytes;
   clb_channel_config channel;
-  uint32_t prefill_chunk;          /* a slot's prefill is cut at multiples of this many tokens */
-  uint32_t prefill_tokens;         /* most prompt tokens of one prefill step, over all slots; >= prefill_chunk */
-  uint32_t kv_precision;           /* CLB_FP32 or CLB_FP16 */
-  uint32_t max_tokens_per_expert;  /* 0 = none */
-  uint32_t threads;                /* 1 today */
-  uint32_t weights;                /* clb_weights */
+  uint32_t prefill_chunk;         /* a slot's prefill is cut at multiples of this many tokens */
+  uint32_t prefill_tokens;        /* most prompt tokens of one prefill step, over all slots; >= prefill_chunk */
+  uint32_t kv_precision;          /* CLB_FP32 or CLB_FP16 */
+  uint32_t max_tokens_per_expert; /* 0 = none */
+  uint32_t threads;               /* 1 today */
+  uint32_t weights;               /* clb_weights */
   uint64_t dummy_seed;
   clb_tier_config tier_weights;
   clb_tier_config tier_kv;
   clb_tier_config tier_temp;
-  int32_t dir_fd;                  /* the model folder; -1 with dummy weights */
-  int32_t command_fd;              /* eventfd, readable when commands were pushed; -1: clb_engine_turn only */
-  int32_t event_fd;                /* eventfd, written once a step that pushed events; -1: none */
+  int32_t dir_fd;     /* the model folder; -1 with dummy weights */
+  int32_t command_fd; /* eventfd, readable when commands were pushed; -1: clb_engine_turn only */
+  int32_t event_fd;   /* eventfd, written once a step that pushed events; -1: none */
   uint32_t module_count;
   const clb_module_ref* modules;
   const clb_model_desc* model;
@@ -430,10 +431,10 @@ typedef struct clb_memory_plan {
   uint64_t weights;
   uint64_t kv;
   uint64_t kv_bytes_per_token;
-  uint64_t kv_tokens;      /* tokens that the KV tier holds */
+  uint64_t kv_tokens; /* tokens that the KV tier holds */
   uint64_t temp;
-  uint64_t dispatch;       /* part of temp: expert dispatch buffers */
-  uint64_t host;           /* engine structures */
+  uint64_t dispatch; /* part of temp: expert dispatch buffers */
+  uint64_t host;     /* engine structures */
   uint64_t total;
 } clb_memory_plan;
 
@@ -451,7 +452,7 @@ CLB_API int32_t clb_engine_open(const clb_engine_config* config, clb_engine** en
 /* Serve until MAIL_STOP (returns OK) or a broken invariant (INTERNAL). Allocates nothing. */
 CLB_API int32_t clb_engine_run(clb_engine* engine);
 /* One turn of the loop without waiting: commands, at most one prefill and one decode step.
-   *worked = 1 if a step ran. For tests and single-process tools; not while clb_engine_run runs. */
+ *worked = 1 if a step ran. For tests and single-process tools; not while clb_engine_run runs. */
 CLB_API int32_t clb_engine_turn(clb_engine* engine, uint32_t* worked);
 CLB_API int32_t clb_engine_post(clb_engine* engine, uint32_t mail);
 CLB_API int32_t clb_engine_stats(const clb_engine* engine, clb_stats* stats);
@@ -466,11 +467,11 @@ CLB_API uint32_t clb_crc32c(uint32_t crc, const void* data, size_t bytes);
 /* Output rows [row_begin, row_end) of: output[i][r] = sum_c weights[r][c] * input[i][c] (+ bias[r]).
    The order of additions of one output depends on nothing but cols. */
 typedef struct clb_linear_args {
-  const void* weights;    /* (rows, cols) in the module's precision and layout */
-  const float* bias;      /* (rows) or NULL */
-  const float* input;     /* (tokens, cols) */
-  float* output;          /* (tokens, rows) */
-  uint64_t input_stride;  /* floats between tokens */
+  const void* weights;   /* (rows, cols) in the module's precision and layout */
+  const float* bias;     /* (rows) or NULL */
+  const float* input;    /* (tokens, cols) */
+  float* output;         /* (tokens, rows) */
+  uint64_t input_stride; /* floats between tokens */
   uint64_t output_stride;
   uint32_t tokens;
   uint32_t cols;
@@ -480,14 +481,14 @@ typedef struct clb_linear_args {
 
 /* One expert over the tokens of its bucket: act[i] = silu(gate x) * (up x), then output[place[i]] = down act[i]. */
 typedef struct clb_expert_args {
-  const void* gate;            /* (width, hidden) */
-  const void* up;              /* (width, hidden) */
-  const void* down;            /* flat: (width, hidden), transposed */
-  const float* input;          /* (batch tokens, hidden) */
-  const uint32_t* tokens;      /* (count): row of input of each assignment */
-  const uint32_t* places;      /* (count): row of output of each assignment */
-  float* activation;           /* (count, width): scratch of this expert */
-  float* output;               /* (places, hidden) */
+  const void* gate;       /* (width, hidden) */
+  const void* up;         /* (width, hidden) */
+  const void* down;       /* flat: (width, hidden), transposed */
+  const float* input;     /* (batch tokens, hidden) */
+  const uint32_t* tokens; /* (count): row of input of each assignment */
+  const uint32_t* places; /* (count): row of output of each assignment */
+  float* activation;      /* (count, width): scratch of this expert */
+  float* output;          /* (places, hidden) */
   uint64_t input_stride;
   uint64_t output_stride;
   uint32_t count;
@@ -499,10 +500,10 @@ typedef struct clb_expert_args {
 typedef struct clb_module {
   uint32_t abi_version;
   uint32_t struct_bytes;
-  const char* name;        /* "generic-bf16" */
-  uint32_t precision;      /* clb_precision */
-  uint32_t layout;         /* clb_layout */
-  uint32_t rank;           /* of several that fit, the highest supported one is taken; generic = 0 */
+  const char* name;   /* "generic-bf16" */
+  uint32_t precision; /* clb_precision */
+  uint32_t layout;    /* clb_layout */
+  uint32_t rank;      /* of several that fit, the highest supported one is taken; generic = 0 */
   uint32_t reserved;
   int32_t (*supported)(void); /* 1 if this machine can run it */
   void (*linear)(const clb_linear_args* args);

@@ -240,6 +240,4 @@ int32_t clb_driver_cuda_init(clb_driver* driver, const clb_cuda_entries* entries
   return CLB_OK;
 }
 
-uint32_t clb_kernels_abi(void) {
-  return CLB_KERNELS_ABI;
-}
+uint32_t clb_kernels_abi(void) { return CLB_KERNELS_ABI; }

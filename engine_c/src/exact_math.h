@@ -79,8 +79,6 @@ CLB_EXACT float clb_exact_exp(float x) {
   return clb_exact_mul(p, clb_exact_pow2((int32_t)n));
 }
 
-CLB_EXACT float clb_exact_sigmoid(float x) {
-  return clb_exact_div(1.0f, clb_exact_add(1.0f, clb_exact_exp(-x)));
-}
+CLB_EXACT float clb_exact_sigmoid(float x) { return clb_exact_div(1.0f, clb_exact_add(1.0f, clb_exact_exp(-x))); }
 
 #endif /* CLB_EXACT_MATH_H */
