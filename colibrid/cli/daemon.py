@@ -1,15 +1,16 @@
 """The daemon from settings to exit code: the order in which its parts start; they end in reverse.
 
-    1  bind the address             an occupied port is told before anything else is done
-    2  resolve the model            converts a checkpoint that the cache does not have
-    3  start the engine process     it loads while this process goes on
-    4  load HTTP and text           the imports overlap with 3
-    5  answer /livez and /readyz    503 until the engine is ready
-    6  ready                        banner, READY=1
-    7  wait                         for a signal, or for the supervisor to give up
-    8  drain                        new requests 503, running ones end within server.drain_timeout_s
+    1  check keys, bind the address   what is wrong here is told before anything expensive is done
+    2  resolve the model              converts a checkpoint that the cache does not have
+    -- from here on the event loop runs; until here a signal simply ends the process
+    3  start the engine process       it loads while this process goes on
+    4  load HTTP and text             the imports overlap with 3
+    5  answer /livez and /readyz      503 until the engine is ready
+    6  ready                          banner, READY=1
+    7  wait                           for a signal, or for the supervisor to give up
+    8  drain                          new requests 503, running ones end within server.drain_timeout_s
 
-Lives on one event loop. Exit codes: 0 drained, 1 the engine failed or the address is taken, 78 configuration or model.
+Exit codes: 0 drained, 1 the engine failed or the address is taken, 78 configuration or model.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,8 +44,12 @@ if TYPE_CHECKING:
     from colibrid.config.environment import Environment
     from colibrid.config.settings import Settings
     from colibrid.http.auth import KeyRing
+    from colibrid.model.cache import Resolved
+    from colibrid.model.convert import Progress
 
 _MIN_KEY_CHARACTERS = 8
+_PLAIN_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
+_CONVERT_FILE_S = 600.0  # longest time for one file of a conversion
 _CLOSE_S = 2.0  # for connections to go once everything is answered
 
 
@@ -62,38 +67,44 @@ class Order:
 
 def run_daemon(order: Order) -> int:
     """Serve until told to stop; the exit code. ColibridError when it cannot start or the engine failed for good."""
-    configure(order.settings.logging)
-    refuse_device(order.settings)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(order))
+    settings = order.settings
+    configure(settings.logging)
+    refuse_device(settings)
+    if order.api_keys or settings.server.api_key_file is not None or settings.server.host not in _PLAIN_HOSTS:
+        _key_ring(order)
+    with ExitStack() as stack:
+        notifier = Notifier.from_environment()
+        stack.callback(notifier.close)
+        listening = bind(settings.server.host, settings.server.port)
+        stack.callback(listening.close)
+        library = Library()
+        resolved = resolve_model(
+            order.model, settings.model, order.environment, library, on_progress=_keep_waiting(notifier)
+        )
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(order, resolved, library, listening, notifier))
 
 
-async def _serve(order: Order) -> int:
+async def _serve(
+    order: Order, resolved: Resolved, library: Library, listening: socket.socket, notifier: Notifier
+) -> int:
     settings = order.settings
     marks = _Marks()
     async with AsyncExitStack() as stack:
         life = Lifecycle()
         stack.callback(life.watch_signals(asyncio.get_running_loop()))
-        notifier = Notifier.from_environment()
-        stack.callback(notifier.close)
-        listening = bind(settings.server.host, settings.server.port)
-        stack.callback(listening.close)
-
-        library = Library()
-        notifier.extend_timeout(settings.engine.load_timeout_s)
-        resolved = resolve_model(order.model, settings.model, order.environment, library)
         parts = assemble(settings, resolved, library)
         check_shape(parts.pack.manifest, order.num_layers, order.num_experts)
-        _log_warnings(parts)
-        stack.callback(parts.scheduler.stop)
+        _log_warnings(parts, order)
         stack.push_async_callback(parts.supervisor.stop)
+        stack.callback(parts.scheduler.stop)
+        notifier.extend_timeout(settings.engine.load_timeout_s)
         parts.supervisor.start()
         marks.set("start")
-
-        await _open_http(order, parts, listening, stack)
-        marks.set("http")
         beating = asyncio.create_task(heartbeat(notifier, parts.supervisor, settings.engine))
         stack.callback(beating.cancel)
+        await _open_http(order, parts, listening, stack)
+        marks.set("http")
         return await _live(order, parts, life, notifier, base_url(*listening.getsockname()[:2]), marks)
 
 
@@ -144,32 +155,43 @@ async def _drain(parts: Assembly, life: Lifecycle, timeout_s: float) -> None:
 async def _open_http(order: Order, parts: Assembly, listening: socket.socket, stack: AsyncExitStack) -> None:
     """Load the HTTP side and begin to answer on `listening`."""
     # Imported here: they take longest, and meanwhile the engine process loads.
-    from colibrid.http.auth import check_bind  # noqa: PLC0415
     from colibrid.http.server import start_server  # noqa: PLC0415
     from colibrid.http.state import AppState, load_text  # noqa: PLC0415
 
-    keys = _keys(order)
-    check_bind(order.settings.server.host, keys)
+    keys = _key_ring(order)
     text = load_text(parts.pack.path, parts.pack.manifest)
     state = AppState(settings=order.settings, scheduler=parts.scheduler, text=text, keys=keys)
+    stack.callback(text.tokenizer.close)
     await start_server(state, listening, stack)
 
 
-def _keys(order: Order) -> KeyRing:
-    from colibrid.http.auth import KeyRing  # noqa: PLC0415 (see _open_http)
+def _key_ring(order: Order) -> KeyRing:
+    """The keys that clients must send. ConfigError for bad ones, and if others could connect without any."""
+    from colibrid.http.auth import KeyRing, check_bind  # noqa: PLC0415 (see _open_http)
 
     path = order.settings.server.api_key_file
     if order.api_keys and path is not None:
         raise ConfigError("--api-key and server.api_key_file are both given; put all keys into the file")
     if any(len(key) < _MIN_KEY_CHARACTERS for key in order.api_keys):
         raise ConfigError(f"--api-key: a key is shorter than {_MIN_KEY_CHARACTERS} characters; take a longer one")
+    keys = KeyRing(order.api_keys) if path is None else KeyRing.from_file(Path(path))
+    check_bind(order.settings.server.host, keys)
+    return keys
+
+
+def _keep_waiting(notifier: Notifier) -> Progress:
+    """Tells the service manager that a conversion goes on."""
+
+    def report(done: int, total: int, _file: str) -> None:
+        notifier.status(f"converting the model: {100 * done // max(total, 1)} %")
+        notifier.extend_timeout(_CONVERT_FILE_S)
+
+    return report
+
+
+def _log_warnings(parts: Assembly, order: Order) -> None:
     if order.api_keys:
         structlog.get_logger().warning("api_key_on_command_line", hint="others can see it; use --api-key-file")
-        return KeyRing(order.api_keys)
-    return KeyRing() if path is None else KeyRing.from_file(Path(path))
-
-
-def _log_warnings(parts: Assembly) -> None:
     for warning in parts.pack.warnings:
         structlog.get_logger().warning("pack_warning", message=warning)
 
@@ -182,10 +204,10 @@ def _announce(order: Order, parts: Assembly, url: str, marks: _Marks) -> None:
     has_keys = bool(order.api_keys) or order.settings.server.api_key_file is not None
     phases = {
         "start": marks.at("start"),
-        "engine process": timings.process_ms,
-        "pack": timings.pack_ms,
-        "weights": timings.open_ms,
         "http": marks.at("http") - marks.at("start"),
+        "engine beside it": timings.total_ms,
+        "of that pack": timings.pack_ms,
+        "weights": timings.open_ms,
     }
     total = marks.at("ready")
     lines = banner(parts.scheduler.info, parts.pack.manifest.precision, memory, url, needs_key=has_keys)

@@ -14,14 +14,28 @@ if TYPE_CHECKING:
     from colibrid.config.environment import Environment
     from colibrid.config.settings import ModelSettings
     from colibrid.engine.library import Library
+    from colibrid.model.convert import Progress as ProgressCall
 
 
-def resolve_model(model: str | None, settings: ModelSettings, environment: Environment, library: Library) -> Resolved:
+def resolve_model(
+    model: str | None,
+    settings: ModelSettings,
+    environment: Environment,
+    library: Library,
+    *,
+    on_progress: ProgressCall | None = None,
+) -> Resolved:
     """The pack of MODEL, of model.path without it, of the bundled model without both.
 
-    ConfigError or ModelError: what is wrong and what to do.
+    on_progress is called beside the progress bar. ConfigError or ModelError: what is wrong and what to do.
     """
-    progress = Progress("converting")
+    bar = Progress("converting")
+
+    def progress(done: int, total: int, what: str) -> None:
+        bar(done, total, what)
+        if on_progress is not None:
+            on_progress(done, total, what)
+
     try:
         return resolve(
             model if model is not None else settings.path,
@@ -30,7 +44,7 @@ def resolve_model(model: str | None, settings: ModelSettings, environment: Envir
             progress=progress,
         )
     finally:
-        progress.close()
+        bar.close()
 
 
 def cache_options(settings: ModelSettings, environment: Environment) -> CacheOptions:

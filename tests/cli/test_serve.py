@@ -1,0 +1,383 @@
+"""`colibrid serve` as users and service managers see it: a child process, real signals, real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from daemon_process import DEADLINE_S, DaemonProcess, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from colibrid.model.pack import Pack
+
+NORWAY = {"messages": [{"role": "user", "content": "What is the capital of Norway?"}], "temperature": 0}
+UNIT = Path(__file__).parents[2] / "systemd" / "colibrid.service"
+LONG = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def model(bundled_pack: Pack) -> str:
+    return str(bundled_pack.path)
+
+
+@pytest.fixture(scope="module")
+def daemon(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """One daemon for the tests that only ask."""
+    with DaemonProcess(tmp_path_factory.mktemp("serve"), model) as started:
+        yield started.wait_ready()
+
+
+def run(*arguments: str, timeout: float = DEADLINE_S, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`colibrid serve` that is expected to end by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "colibrid.cli", "serve", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+def only_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line that a user error prints."""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("colibrid: ")]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+def test_answers_and_shows_how_to_ask(daemon: DaemonProcess) -> None:
+    """The banner names model, device, slots, context, bill, URL and curl, then the time; the question is answered."""
+    for part in ("colibrid 0.", "hummingbird-13m", "cpu", "2048 tokens", "weights 26.0 MiB", "/v1", "curl -s http://"):
+        assert part in daemon.stdout
+    assert daemon.stdout.splitlines()[-1].startswith("ready in ")
+    status, answer = daemon.request("POST", "/v1/chat/completions", NORWAY)
+    assert (status, answer["choices"][0]["message"]["content"]) == (200, "The capital of Norway is Oslo.")
+
+
+def test_log_is_one_object_a_line_without_prompts(daemon: DaemonProcess) -> None:
+    """Everything on stderr is JSON, a request is one event, and neither prompt nor answer is in it."""
+    daemon.request("POST", "/v1/chat/completions", NORWAY)
+    wait_for(lambda: any(event["event"] == "request" for event in daemon.events))
+    assert [line for line in daemon.stderr.splitlines() if not line.startswith("{")] == []
+    assert "Norway" not in daemon.stderr
+    assert "Oslo" not in daemon.stderr
+
+
+def test_serving_loads_no_numerics(daemon: DaemonProcess) -> None:
+    """Neither daemon nor engine process maps numpy or torch: start-up and memory stay small."""
+    engine = daemon.wait_event("engine_ready")["pid"]
+    for pid in (daemon.process.pid, engine):
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert "libcolibri.so" in maps
+        assert "numpy" not in maps
+        assert "torch" not in maps
+
+
+def test_drains_on_sigterm(model: str, tmp_path: Path) -> None:
+    """A running stream ends complete, new requests get 503, and the exit code is 0."""
+    with DaemonProcess(tmp_path, model) as daemon:
+        with daemon.wait_ready().open("POST", "/v1/completions", {**LONG, "max_tokens": 300}) as response:
+            assert response.readline().startswith(b"data: ")
+            daemon.signal(signal.SIGTERM)
+            daemon.wait_event("draining")
+            status, body = daemon.request("POST", "/v1/completions", {"prompt": "x"})
+            assert (status, body["error"]["code"]) == (503, "draining")
+            assert daemon.request("GET", "/livez")[0] == 200
+            assert daemon.request("GET", "/readyz")[0] == 503
+            rest = response.read().decode()
+        assert rest.rstrip().endswith("data: [DONE]")
+        assert '"finish_reason":"length"' in rest
+        assert daemon.wait() == 0
+        assert daemon.wait_event("drained")["complete"] is True
+
+
+def test_drain_has_an_end(model: str, tmp_path: Path) -> None:
+    """A request that outlives server.drain_timeout_s is ended with an error, not with a finish reason; exit code 0."""
+    with DaemonProcess(tmp_path, model, "--set", "server.drain_timeout_s=0.2") as daemon:
+        with daemon.wait_ready().open("POST", "/v1/completions", LONG) as response:
+            response.readline()
+            daemon.signal(signal.SIGTERM)
+            rest = response.read().decode()
+        assert '"error"' in rest
+        assert "[DONE]" not in rest
+        assert daemon.wait() == 0
+
+
+def test_second_signal_stops_now(model: str, tmp_path: Path) -> None:
+    """The second SIGTERM does not wait for running requests."""
+    with DaemonProcess(tmp_path, model, "--set", "server.drain_timeout_s=3600") as daemon:
+        with daemon.wait_ready().open("POST", "/v1/completions", LONG) as response:
+            response.readline()
+            daemon.signal(signal.SIGTERM)
+            daemon.wait_event("draining")
+            daemon.signal(signal.SIGTERM)
+            assert b"[DONE]" not in response.read()
+        assert daemon.wait() == 0
+        assert "Traceback" not in daemon.stderr
+
+
+def test_hangup_is_told_and_survived(model: str, tmp_path: Path) -> None:
+    """SIGHUP says that there is no reload, and serving goes on."""
+    with DaemonProcess(tmp_path, model) as daemon:
+        daemon.wait_ready().signal(signal.SIGHUP)
+        daemon.wait_event("reload_not_available")
+        assert daemon.request("GET", "/readyz")[0] == 200
+
+
+def test_engine_death_is_survived(model: str, tmp_path: Path) -> None:
+    """kill -9 of the engine ends the running request with an error; then a new engine serves, and exit is 0."""
+    with DaemonProcess(tmp_path, model) as daemon:
+        engine = daemon.wait_ready().wait_event("engine_ready")["pid"]
+        with daemon.open("POST", "/v1/completions", LONG) as response:
+            response.readline()
+            os.kill(engine, signal.SIGKILL)
+            rest = response.read().decode()
+        assert '"error"' in rest
+        assert 'finish_reason":"stop' not in rest
+        wait_for(lambda: daemon.request("GET", "/readyz")[0] == 200, daemon)
+        assert daemon.request("POST", "/v1/chat/completions", NORWAY)[1]["choices"][0]["message"]["content"] == (
+            "The capital of Norway is Oslo."
+        )
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait() == 0
+
+
+def test_engine_that_keeps_dying_ends_the_daemon(model: str, tmp_path: Path) -> None:
+    """Five engines that die before a request end the daemon with 1 and the reason."""
+    with DaemonProcess(tmp_path, model) as daemon:
+        daemon.wait_ready()
+        killed = set[int]()
+        while daemon.process.poll() is None:
+            for event in daemon.events:
+                if event["event"] == "engine_started" and event["pid"] not in killed:
+                    killed.add(event["pid"])
+                    try:
+                        os.kill(event["pid"], signal.SIGKILL)
+                    except ProcessLookupError:
+                        continue
+            time.sleep(0.01)
+        assert daemon.wait() == 1
+        assert len(killed) == 5
+        assert "5 engines died" in daemon.stderr
+        assert "Traceback" not in daemon.stderr
+
+
+def test_service_manager_is_told(model: str, tmp_path: Path) -> None:
+    """With NOTIFY_SOCKET set, the manager sees READY, watchdog pings and STOPPING, in this order."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(DEADLINE_S)
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
+        with DaemonProcess(tmp_path, model, environment=environment) as daemon:
+            seen = ""
+            while "READY=1" not in seen:
+                seen += manager.recv(4096).decode() + "\n"
+            assert "EXTEND_TIMEOUT_USEC=" in seen
+            assert "STATUS=serving hummingbird-13m" in seen
+            assert daemon.request("GET", "/readyz")[0] == 200
+            seen = ""
+            while seen.count("WATCHDOG=1") < 3:
+                seen += manager.recv(4096).decode() + "\n"
+            daemon.signal(signal.SIGTERM)
+            while "STOPPING=1" not in seen:
+                seen += manager.recv(4096).decode() + "\n"
+            assert daemon.wait() == 0
+
+
+def test_watchdog_pings_stop_when_the_loop_stands(model: str, tmp_path: Path) -> None:
+    """A daemon that cannot turn its loop sends no more pings, so that the manager can act."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(DEADLINE_S)
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
+        with DaemonProcess(tmp_path, model, environment=environment) as daemon:
+            while "WATCHDOG=1" not in manager.recv(4096).decode():
+                pass
+            daemon.signal(signal.SIGSTOP)
+            manager.setblocking(False)
+            with contextlib.suppress(BlockingIOError):  # what was sent before
+                while manager.recv(4096):
+                    pass
+            manager.settimeout(1.5)  # fifteen pings
+            with pytest.raises(TimeoutError):
+                manager.recv(4096)
+
+
+def test_unit_file_is_valid(tmp_path: Path) -> None:
+    """systemd accepts the unit without complaint."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/opt/colibrid/bin/colibrid", sys.executable))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_unit_fits_the_daemon() -> None:
+    """The unit waits for READY=1, does not restart after exit code 78, and gives a writable cache folder."""
+    lines = UNIT.read_text().splitlines()
+    for line in (
+        "Type=notify",
+        "RestartPreventExitStatus=2 78",
+        "CacheDirectory=colibrid",
+        "KillMode=mixed",
+        "DynamicUser=yes",
+    ):
+        assert line in lines
+
+
+def test_occupied_port_is_one_line(daemon: DaemonProcess, model: str) -> None:
+    """The port of another process is told in one line, with exit code 1, before the model is loaded."""
+    done = run(model, "--port", str(daemon.port))
+    assert done.returncode == 1
+    assert only_line(done) == (
+        f"colibrid: 127.0.0.1:{daemon.port} is in use by another process; stop it, or choose another --port"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [(["--host", "0.0.0.0"], "no API key is set"),
+     (["--host", "192.0.2.1", "--api-key", "long-enough-key"], "is not an address of this machine"),
+     (["--host", "no such host", "--api-key", "long-enough-key"], "is not an address or a known name"),
+     (["--device", "cuda"], "serves from the CPU only"),
+     (["--num-layers", "7"], "--num-layers is 7, but hummingbird-13m has 6"),
+     (["--num-experts", "16"], "--num-experts is 16, but hummingbird-13m has 8"),
+     (["--max-seq-len", "4096"], "model.max_seq_len is 4096"),
+     (["--expert-capacity", "3"], "experts.per_token is 3"),
+     (["--api-key", "short"], "shorter than 8"),
+     (["--api-key-file", "/no/such/file"], "server.api_key_file /no/such/file cannot be read")],
+)  # fmt: skip
+def test_settings_that_cannot_work_exit_with_78(model: str, arguments: list[str], text: str) -> None:
+    """What a restart cannot cure is told in one line with exit code 78."""
+    done = run(model, "--port", "0", *arguments)
+    assert done.returncode == 78, done.stderr
+    assert text in only_line(done)
+
+
+def test_older_style_is_accepted(model: str, tmp_path: Path) -> None:
+    """--model-path, --num-layers and --num-experts start the model that they describe."""
+    with DaemonProcess(tmp_path, "--model-path", model, "--num-layers", "6", "--num-experts", "8") as daemon:
+        assert daemon.wait_ready().request("GET", "/readyz")[0] == 200
+
+
+def test_familiar_aliases_are_obeyed(model: str, tmp_path: Path) -> None:
+    """--served-model-name, --max-model-len, --max-batch-size and --api-key do what other servers do."""
+    arguments = (
+        "--served-model-name",
+        "m",
+        "--max-model-len",
+        "512",
+        "--max-batch-size",
+        "2",
+        "--api-key",
+        "a-long-key",
+    )
+    with DaemonProcess(tmp_path, model, *arguments) as daemon:
+        assert daemon.wait_ready().request("GET", "/v1/models")[0] == 401
+        status, listed = daemon.request("GET", "/v1/models", headers={"authorization": "Bearer a-long-key"})
+        assert (status, listed["data"][0]["id"], listed["data"][0]["max_model_len"]) == (200, "m", 512)
+        assert "Bearer YOUR_KEY" in daemon.stdout
+        assert "a-long-key" not in daemon.stdout + daemon.stderr
+
+
+def test_key_file_opens_other_addresses(model: str, tmp_path: Path) -> None:
+    """With keys in a file, the daemon may listen everywhere, and asks for one."""
+    keys = tmp_path / "keys"
+    keys.write_text("first-long-key\nsecond-long-key\n")
+    with DaemonProcess(tmp_path, model, "--host", "0.0.0.0", "--api-key-file", str(keys)) as daemon:
+        assert daemon.wait_ready().request("POST", "/v1/chat/completions", NORWAY)[0] == 401
+        headers = {"authorization": "Bearer second-long-key"}
+        assert daemon.request("POST", "/v1/chat/completions", NORWAY, headers)[0] == 200
+
+
+def test_bundled_model_is_converted_once(tmp_path: Path) -> None:
+    """Without MODEL the bundled one is converted into the cache folder; the second start finds it there."""
+    for first in (True, False):
+        with DaemonProcess(tmp_path) as daemon:
+            answer = daemon.wait_ready().request("POST", "/v1/chat/completions", NORWAY)[1]
+            assert answer["model"] == "hummingbird-13m"
+            assert ("converting" in daemon.stderr) is first
+    (pack,) = (tmp_path / "cache" / "colibrid").glob("*.colibri")
+    assert (pack / "colibri.json").is_file()
+
+
+def test_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """A cache folder that cannot be made is an error that names the setting."""
+    (tmp_path / "file").write_text("")
+    done = run("--port", "0", CACHE_DIRECTORY=str(tmp_path / "file" / "cache"))
+    assert done.returncode == 78
+    assert "model.cache_dir" in only_line(done)
+
+
+def _flip(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(1000)
+        byte = file.read(1)
+        file.seek(1000)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 4096)
+
+
+def _unshape(path: Path) -> None:
+    manifest = json.loads(path.read_text())
+    manifest["files"][0]["sections"][0]["shape"][0] += 1
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [("expert_2_3.bin", _flip), ("dense.bin", _truncate), ("expert_0_0.bin", Path.unlink), ("colibri.json", _unshape),
+     ("colibri.json", _truncate), ("tokenizer.json", _truncate)],
+)  # fmt: skip
+def test_damaged_packs_are_refused(model: str, tmp_path: Path, name: str, damage: object) -> None:
+    """A flipped bit, a truncated or missing file and a wrong shape end with 78 and name the file, before ready."""
+    broken = tmp_path / "broken.colibri"
+    shutil.copytree(model, broken)
+    assert callable(damage)
+    damage(broken / name)
+    done = run(str(broken), "--port", "0")
+    assert done.returncode == 78, done.stderr
+    assert name in only_line(done)
+    assert "ready in" not in done.stdout
+
+
+def test_unknown_model_names_the_remedy() -> None:
+    """A name that is not in the local cache says the command that fetches it."""
+    done = run("someone/some-model", "--port", "0", HF_HOME="/nonexistent")
+    assert done.returncode == 78
+    assert "hf download someone/some-model" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_many_clients_at_once(daemon: DaemonProcess) -> None:
+    """Sixteen clients get the same answer at the same time."""
+    answers: list[str] = []
+
+    def ask() -> None:
+        answers.append(daemon.request("POST", "/v1/chat/completions", NORWAY)[1]["choices"][0]["message"]["content"])
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == ["The capital of Norway is Oslo."] * 16
