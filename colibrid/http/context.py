@@ -6,12 +6,10 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-if TYPE_CHECKING:
-    from aiohttp import web
+from aiohttp import web
 
-_KEY = "colibrid_context"
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 
 
@@ -31,6 +29,9 @@ class RequestContext:
         return (time.perf_counter() - self.started) * 1000
 
 
+_KEY = web.RequestKey("context", RequestContext)
+
+
 def open_context(request: web.Request) -> RequestContext:
     """Makes the context of `request`; the client's own x-request-id is kept when it is harmless."""
     asked = request.headers.get("x-request-id", "")
@@ -41,9 +42,9 @@ def open_context(request: web.Request) -> RequestContext:
 
 def context_of(request: web.BaseRequest) -> RequestContext | None:
     """The context of `request`; none for requests that never reached the middleware."""
-    return cast("RequestContext | None", request.get(_KEY))
+    return request.get(_KEY)
 
 
 def current(request: web.Request) -> RequestContext:
     """The context of a request that a route is answering."""
-    return cast("RequestContext", request[_KEY])
+    return request[_KEY]

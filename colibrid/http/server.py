@@ -27,6 +27,9 @@ from colibrid.http.models import list_models, show_model
 from colibrid.http.state import STATE, AppState
 
 if TYPE_CHECKING:
+    import socket
+    from contextlib import AsyncExitStack
+
     from aiohttp.typedefs import Handler, Middleware
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
@@ -50,6 +53,8 @@ _ELSEWHERE = {  # routes of other servers, and what to use instead
     "/detokenize": f"it is not implemented yet; {_COMING}",
 }
 KEEP_ALIVE_S = 75.0
+_BACKLOG = 1024  # connections that the kernel accepts ahead of us
+_SHUTDOWN_S = 0.5  # for answers under way when everything should have been answered
 _LINGER_S = 2.0  # how long the rest of a refused body is read and thrown away
 
 
@@ -72,18 +77,24 @@ def create_app(state: AppState) -> web.Application:
     return app
 
 
-def create_runner(app: web.Application) -> web.AppRunner:
-    """A runner that cancels a request when its client leaves. The caller owns loop, sockets and signals."""
-    return web.AppRunner(
-        app,
+async def start_server(state: AppState, listening: socket.socket, stack: AsyncExitStack) -> None:
+    """Answers on `listening` until `stack` is unwound. A request is cancelled when its client leaves.
+
+    The caller owns loop, socket and signals.
+    """
+    runner = web.AppRunner(
+        create_app(state),
         handle_signals=False,
         access_log=None,
         handler_cancellation=True,
         auto_decompress=False,
         keepalive_timeout=KEEP_ALIVE_S,
         lingering_time=_LINGER_S,
-        shutdown_timeout=0.5,
+        shutdown_timeout=_SHUTDOWN_S,
     )
+    stack.push_async_callback(runner.cleanup)
+    await runner.setup()
+    await web.SockSite(runner, listening, backlog=_BACKLOG).start()
 
 
 def _pass_through(keys: KeyRing, hosts: HostPolicy) -> Middleware:

@@ -1,0 +1,237 @@
+"""A scripted stand-in for the scheduler, and a server in front of it on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import msgspec
+import pytest
+
+import colibrid
+from colibrid.batch.interfaces import EngineInfo
+from colibrid.batch.request import ExpertUsage, GenerateRequest, GenerateResult, TokenRecord
+from colibrid.config.settings import Settings
+from colibrid.engine.state import Readiness
+from colibrid.http.auth import KeyRing
+from colibrid.http.server import start_server
+from colibrid.http.state import AppState
+from colibrid.text.model_text import ModelText
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from colibrid.errors import RequestError
+
+MODEL_DIR = Path(colibrid.__file__).parent / "models" / "hummingbird-13m"
+END = 4093  # <|im_end|>
+
+
+@pytest.fixture(scope="session")
+def model_text() -> ModelText:
+    return ModelText.load(
+        tokenizer=MODEL_DIR / "tokenizer.json",
+        tokenizer_config=MODEL_DIR / "tokenizer_config.json",
+        generation_config=MODEL_DIR / "generation_config.json",
+        eos_token_ids=(END, 4091),
+    )
+
+
+class FakeGeneration:
+    """Yields the tokens of its service's reply, one batch a turn."""
+
+    def __init__(self, request: GenerateRequest, service: FakeService) -> None:
+        self.request = request
+        self.prompt_records: tuple[TokenRecord, ...] = ()
+        self.result: GenerateResult | None = None
+        self.cancelled = False
+        self.ended = False
+        self._service = service
+
+    def cancel(self) -> None:
+        if not self.ended:
+            self.cancelled = self.ended = True
+            self._service.live.discard(self)
+
+    async def __aenter__(self) -> FakeGeneration:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[list[TokenRecord]]:
+        request, service = self.request, self._service
+        if request.prompt_logprobs is not None:
+            self.prompt_records = tuple(
+                record(token, request.prompt_logprobs) if place else TokenRecord(token)
+                for place, token in enumerate(request.prompt_ids)
+            )
+        sent = 0
+        reason, stop_token = "length", None
+        for start in range(0, len(service.reply), service.batch):
+            batch = []
+            for token in service.reply[start : start + service.batch]:
+                if sent == request.max_tokens or stop_token is not None:
+                    break
+                batch.append(record(token, request.logprobs) if request.logprobs is not None else TokenRecord(token))
+                sent += 1
+                if token in request.stop_token_ids and sent > request.min_tokens:
+                    reason, stop_token = "stop", token
+            if batch:
+                await asyncio.sleep(service.pause_s)
+                if self.ended:
+                    return
+                yield batch
+            if service.failure is not None and sent >= service.fail_after:
+                raise service.failure
+        self.result = GenerateResult(
+            finish_reason=reason,
+            stop_token=stop_token,
+            prompt_tokens=len(request.prompt_ids),
+            completion_tokens=sent,
+            cached_tokens=0,
+            prompt_records=self.prompt_records,
+            experts=ExpertUsage(request.experts.per_token or 2, 12 * sent, 0, 0),
+            queue_ms=1.0,
+            prefill_ms=2.0,
+            decode_ms=3.0,
+        )
+        self.ended = True
+        service.live.discard(self)
+
+
+def record(token: int, top: int) -> TokenRecord:
+    """The token with log-probability -0.5, then its upper neighbours, each one less."""
+    listed = tuple(((token + rank) % 4096, -0.5 - rank) for rank in range(top))
+    return TokenRecord(token, -0.5, listed)
+
+
+class FakeService:
+    """Implements batch.interfaces.GenerationService."""
+
+    def __init__(self, reply: Sequence[int]) -> None:
+        self.reply = list(reply)
+        self.batch = 1  # tokens that arrive at once
+        self.pause_s = 0.0  # before each batch
+        self.failure: RequestError | None = None
+        self.fail_after = 0  # tokens
+        self.refusal: RequestError | None = None
+        self.readiness = Readiness(phase="ready", last_step_age_s=0.01)
+        self.draining = False
+        self.seen: list[GenerateRequest] = []
+        self.live: set[FakeGeneration] = set()
+        self.info = EngineInfo(
+            model_id="hummingbird-13m",
+            family="Qwen2MoeForCausalLM",
+            vocab_size=4096,
+            max_seq_len=2048,
+            slots=32,
+            experts_per_token=2,
+            device="cpu",
+            fingerprint="fp_0123456789ab",
+        )
+
+    def submit(self, request: GenerateRequest) -> FakeGeneration:
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[GenerateRequest]) -> tuple[FakeGeneration, ...]:
+        if self.refusal is not None:
+            raise self.refusal
+        self.seen.extend(requests)
+        made = tuple(FakeGeneration(request, self) for request in requests)
+        self.live.update(made)
+        return made
+
+    @property
+    def last(self) -> GenerateRequest:
+        return self.seen[-1]
+
+
+@dataclass
+class Server:
+    """A running server and a client of it."""
+
+    service: FakeService
+    state: AppState
+    url: str
+    session: aiohttp.ClientSession
+    stack: AsyncExitStack
+    extra: dict[str, str] = field(default_factory=dict)
+
+    async def post(self, path: str, body: object, **headers: str) -> Answer:
+        async with self.session.post(self.url + path, json=body, headers=headers) as response:
+            return Answer(response.status, dict(response.headers), await response.read())
+
+    async def raw(self, path: str, data: bytes, **headers: str) -> Answer:
+        sent = {"Content-Type": "application/json"} | {key.replace("_", "-"): value for key, value in headers.items()}
+        async with self.session.post(self.url + path, data=data, headers=sent) as response:
+            return Answer(response.status, dict(response.headers), await response.read())
+
+    async def get(self, path: str, **headers: str) -> Answer:
+        async with self.session.get(self.url + path, headers=headers) as response:
+            return Answer(response.status, dict(response.headers), await response.read())
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    raw: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.raw)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error = self.json["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return error
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of each event; [DONE] as a string; comments left out."""
+        found: list[Any] = []
+        for block in self.raw.decode().split("\n\n"):
+            if block.startswith("data: "):
+                data = block.removeprefix("data: ")
+                found.append(data if data == "[DONE]" else json.loads(data))
+        return found
+
+
+@pytest.fixture
+async def make_server(model_text: ModelText) -> AsyncIterator[Callable[..., Any]]:
+    """Starts a server: make_server(reply="text", keys=[...], server={...}, limits={...}, text=ModelText)."""
+    async with AsyncExitStack() as stack:
+
+        async def make(
+            reply: str | Sequence[int] = "The capital of Norway is Oslo.",
+            *,
+            keys: Sequence[str] = (),
+            text: ModelText = model_text,
+            **sections: dict[str, Any],
+        ) -> Server:
+            ids = [*text.tokenizer.encode(reply, add_special_tokens=False), END] if isinstance(reply, str) else reply
+            service = FakeService(ids)
+            state = AppState(
+                settings=msgspec.convert(sections, Settings), scheduler=service, text=text, keys=KeyRing(keys)
+            )
+            listening = socket.create_server(("127.0.0.1", 0))
+            stack.callback(listening.close)
+            await start_server(state, listening, stack)
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            return Server(service, state, url, session, stack)
+
+        yield make
+
+
+@pytest.fixture
+async def server(make_server: Callable[..., Any]) -> Server:
+    return await make_server()

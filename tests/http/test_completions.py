@@ -1,0 +1,269 @@
+"""Behaviour of POST /v1/completions, on a scripted engine."""
+
+from __future__ import annotations
+
+import pytest
+
+REPLY = "The capital of Norway is Oslo."
+IDS = [568, 572, 281, 3210, 1031, 303, 2827, 13, 4093]
+
+
+async def test_answer_has_the_openai_shape(server):
+    """A completion carries id, object, model, one choice with text and finish reason, and exact usage."""
+    answer = await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 50})
+    assert answer.status == 200
+    body = answer.json
+    assert body["id"].startswith("cmpl-")
+    assert (body["object"], body["model"]) == ("text_completion", "hummingbird-13m")
+    assert body["system_fingerprint"] == "fp_0123456789ab"
+    assert body["choices"] == [{"index": 0, "text": REPLY, "logprobs": None, "finish_reason": "stop"}]
+    assert body["usage"] == {
+        "prompt_tokens": 1,
+        "completion_tokens": 9,
+        "total_tokens": 10,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+        "experts": {"per_token": 2, "assignments": 108, "trimmed": 0, "dropped": 0},
+    }
+
+
+async def test_max_tokens_ends_with_length(server):
+    """The text ends after max_tokens tokens, and says so."""
+    choice = (await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2})).json["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("The capital", "length")
+
+
+async def test_max_tokens_defaults_to_16_or_what_is_left(server):
+    """Without max_tokens a completion may have 16 tokens, fewer where the context ends."""
+    await server.post("/v1/completions", {"prompt": [5]})
+    assert server.service.last.max_tokens == 16
+    await server.post("/v1/completions", {"prompt": [5] * 2040})
+    assert server.service.last.max_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("Hi", ["Hi"]),
+        ([1, 2, 3], [(1, 2, 3)]),
+        (["Hi", "Hi"], ["Hi", "Hi"]),
+        ([[1, 2], [3]], [(1, 2), (3,)]),
+        (["Hi", [7]], ["Hi", (7,)]),
+    ],
+)
+async def test_prompt_in_all_forms(server, prompt, expected):
+    """Strings, ids and lists of both become one sequence each, in order."""
+    body = (await server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1})).json
+    hi = tuple(server.state.text.tokenizer.encode("Hi", add_special_tokens=True))
+    assert [request.prompt_ids for request in server.service.seen] == [hi if ids == "Hi" else ids for ids in expected]
+    assert [choice["index"] for choice in body["choices"]] == list(range(len(expected)))
+    assert body["usage"]["completion_tokens"] == len(expected)
+
+
+async def test_special_tokens_in_prompts_are_parsed(server):
+    """In a raw prompt the string of a special token is the token."""
+    await server.post("/v1/completions", {"prompt": "<|im_start|>user"})
+    assert server.service.last.prompt_ids[0] == 4092
+
+
+async def test_stream_joins_to_the_whole_text(server):
+    """Chunks carry the same id, their texts join to the answer, and the last one has the finish reason."""
+    answer = await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 50, "stream": True})
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    assert answer.headers["X-Accel-Buffering"] == "no"
+    assert answer.headers["Cache-Control"] == "no-cache"
+    *chunks, done = answer.events
+    assert done == "[DONE]"
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == REPLY
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+async def test_stream_with_usage(server):
+    """include_usage adds null to each chunk and a last chunk with the usage and no choices."""
+    request = {"prompt": "Hi", "max_tokens": 50, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, _done = (await server.post("/v1/completions", request)).events
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 9
+
+
+async def test_several_streams_share_one_connection(server):
+    """Chunks of several prompts carry their index; each index has its own text and end."""
+    request = {"prompt": ["Hi", "Ho"], "max_tokens": 50, "stream": True}
+    *chunks, _done = (await server.post("/v1/completions", request)).events
+    for index in (0, 1):
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(choice["text"] for choice in own) == REPLY
+        assert own[-1]["finish_reason"] == "stop"
+
+
+async def test_several_tokens_at_once_are_one_event(make_server):
+    """Tokens that arrived together leave in one event."""
+    server = await make_server()
+    server.service.batch = 100
+    events = (await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 50, "stream": True})).events
+    assert [event if isinstance(event, str) else event["choices"][0]["text"] for event in events] == [
+        REPLY,
+        "",
+        "[DONE]",
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_string_ends_the_text(server, stream):
+    """A stop string over a token border ends the text before it, cancels the generation and says stop."""
+    request = {"prompt": "Hi", "max_tokens": 50, "stop": ["way is", "zzz"], "stream": stream}
+    answer = await server.post("/v1/completions", request)
+    if stream:
+        text = "".join(chunk["choices"][0]["text"] for chunk in answer.events[:-1])
+        reason = answer.events[-2]["choices"][0]["finish_reason"]
+    else:
+        text, reason = (answer.json["choices"][0][key] for key in ("text", "finish_reason"))
+        assert answer.json["usage"]["completion_tokens"] == 6
+    assert (text, reason) == ("The capital of Nor", "stop")
+    assert not server.service.live
+
+
+async def test_stop_string_can_be_kept(server):
+    """include_stop_str_in_output keeps the stop string, and nothing after it."""
+    request = {"prompt": "Hi", "max_tokens": 50, "stop": "way i", "include_stop_str_in_output": True}
+    assert (await server.post("/v1/completions", request)).json["choices"][0]["text"] == "The capital of Norway i"
+
+
+async def test_stop_string_waits_for_min_tokens(server):
+    """A stop string that is complete before min_tokens does not end the text."""
+    request = {"prompt": "Hi", "max_tokens": 50, "stop": "capital", "min_tokens": 4}
+    assert (await server.post("/v1/completions", request)).json["choices"][0]["text"] == REPLY
+
+
+async def test_logprobs_have_the_older_shape(server):
+    """Four lists of equal length; offsets point into the text; the sampled token is always in the top list."""
+    request = {"prompt": "Hi", "max_tokens": 50, "logprobs": 2}
+    choice = (await server.post("/v1/completions", request)).json["choices"][0]
+    logprobs = choice["logprobs"]
+    assert "".join(logprobs["tokens"]) == REPLY + "<|im_end|>"
+    assert logprobs["token_logprobs"] == [-0.5] * 9
+    assert [len(top) for top in logprobs["top_logprobs"]] == [2] * 9
+    for token, offset in zip(logprobs["tokens"][:-1], logprobs["text_offset"], strict=False):
+        assert choice["text"][offset:].startswith(token)
+
+
+async def test_logprobs_zero_lists_the_sampled_token(server):
+    """logprobs: 0 gives the sampled token's log-probability only."""
+    request = {"prompt": "Hi", "max_tokens": 1, "logprobs": 0}
+    logprobs = (await server.post("/v1/completions", request)).json["choices"][0]["logprobs"]
+    assert logprobs["top_logprobs"] == [{"The": -0.5}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_with_logprobs_scores_the_prompt(server, stream):
+    """echo puts the prompt first; with logprobs its tokens come first too, the very first without a value."""
+    request = {"prompt": "Norway is", "max_tokens": 1, "echo": True, "logprobs": 1, "stream": stream}
+    answer = await server.post("/v1/completions", request)
+    if stream:
+        chunks = [chunk["choices"][0] for chunk in answer.events[:-1]]
+        text = "".join(chunk["text"] for chunk in chunks)
+        logprobs = {
+            key: [value for chunk in chunks if chunk["logprobs"] for value in chunk["logprobs"][key]]
+            for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        }
+    else:
+        text, logprobs = answer.json["choices"][0]["text"], answer.json["choices"][0]["logprobs"]
+    assert text == "Norway isThe"
+    assert "".join(logprobs["tokens"]) == text
+    assert logprobs["token_logprobs"][0] is None
+    assert logprobs["top_logprobs"][0] is None
+    assert logprobs["token_logprobs"][1:] == [-0.5] * (len(logprobs["tokens"]) - 1)
+    assert all(text[at:].startswith(token) for at, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True))
+
+
+async def test_scoring_generates_nothing(server):
+    """echo, logprobs and max_tokens 0 give the prompt's log-probabilities and no token."""
+    request = {"prompt": [568, 572], "max_tokens": 0, "echo": True, "logprobs": 3}
+    body = (await server.post("/v1/completions", request)).json
+    assert body["choices"][0]["text"] == "The capital"
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert len(body["choices"][0]["logprobs"]["tokens"]) == 2
+    assert body["usage"]["completion_tokens"] == 0
+    assert server.service.last.max_tokens == 0
+
+
+async def test_prompt_logprobs_by_id(server):
+    """prompt_logprobs lists, for each position but the first, ids with log-probability and rank."""
+    request = {"prompt": [568, 572], "max_tokens": 1, "prompt_logprobs": 2}
+    found = (await server.post("/v1/completions", request)).json["choices"][0]["prompt_logprobs"]
+    assert found[0] is None
+    assert found[1]["572"] == {"logprob": -0.5, "rank": 1, "decoded_token": " capital"}
+    assert found[1]["573"]["rank"] == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_token_ids_are_returned(server, stream):
+    """return_token_ids adds the ids of prompt and output, end id included."""
+    request = {"prompt": [568, 572], "max_tokens": 50, "return_token_ids": True, "stream": stream}
+    answer = await server.post("/v1/completions", request)
+    choices = [chunk["choices"][0] for chunk in (answer.events[:-1] if stream else [answer.json])]
+    assert choices[0]["prompt_token_ids"] == [568, 572]
+    assert [token for choice in choices for token in choice.get("token_ids", [])] == IDS
+
+
+async def test_special_tokens_show_on_demand(server):
+    """skip_special_tokens: false shows special tokens that are not the end."""
+    server.service.reply = [568, 4092, 572]
+    request = {"prompt": "Hi", "skip_special_tokens": False}
+    assert (await server.post("/v1/completions", request)).json["choices"][0]["text"] == "The<|im_start|> capital"
+    assert (await server.post("/v1/completions", {"prompt": "Hi"})).json["choices"][0]["text"] == "The capital"
+
+
+async def test_prompt_can_be_truncated(server):
+    """truncate_prompt_tokens keeps the last tokens; -1 keeps as many as leave room for max_tokens."""
+    await server.post("/v1/completions", {"prompt": list(range(100)), "truncate_prompt_tokens": 3})
+    assert server.service.last.prompt_ids == (97, 98, 99)
+    request = {"prompt": [7] * 3000, "truncate_prompt_tokens": -1, "max_tokens": 48}
+    assert (await server.post("/v1/completions", request)).status == 200
+    assert len(server.service.last.prompt_ids) == 2000
+
+
+async def test_sampling_fields_reach_the_scheduler(server):
+    """Each sampling field is passed on as given."""
+    request = {
+        "prompt": "Hi",
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 7,
+        "min_p": 0.125,
+        "seed": -1,
+        "presence_penalty": -2,
+        "frequency_penalty": 2,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"5": -100, "4": 1.5},
+        "stop_token_ids": [9],
+        "min_tokens": 2,
+        "experts": {"per_token": 1, "threshold": 0.25},
+    }
+    assert (await server.post("/v1/completions", request)).status == 200
+    seen = server.service.last
+    sampling = seen.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 7, 0.125)
+    assert sampling.seed == 2**64 - 1
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-2, 2, 1.5)
+    assert sampling.logit_bias == ((4, 1.5), (5, -100.0))
+    assert (seen.stop_token_ids, seen.min_tokens) == ((4093, 4091, 9), 2)
+    assert (seen.experts.per_token, seen.experts.threshold) == (1, 0.25)
+
+
+async def test_defaults_are_those_of_the_model(server):
+    """Where a request names no sampling, generation_config.json does; seeds are drawn anew."""
+    for _ in range(2):
+        await server.post("/v1/completions", {"prompt": "Hi"})
+    first, second = (request.sampling for request in server.service.seen)
+    assert (first.temperature, first.top_p, first.top_k) == (0.7, 0.9, 0)
+    assert first.seed != second.seed
+
+
+async def test_ignore_eos_leaves_only_asked_ends(server):
+    """With ignore_eos the model's own end ids end nothing."""
+    await server.post("/v1/completions", {"prompt": "Hi", "ignore_eos": True, "stop_token_ids": [9]})
+    assert server.service.last.stop_token_ids == (9,)
