@@ -5,106 +5,106 @@
 #include <stddef.h>
 
 #include "colibri.h"
+#include "exact_math.h"
 #include "lanes.h"
 #include "number.h"
 
-enum { GROUP = 8 }; /* query heads of one kv head that are done in one walk */
+enum {
+  GROUP = 8, /* query heads of one kv head that are done in one walk */
+  BLOCK = CLB_ATTENTION_BLOCK
+};
 
 /* Running state of up to GROUP query heads that share one kv head. */
 typedef struct walk {
   float largest[GROUP];
   float weight_sum[GROUP];
-  float scores[GROUP][CLB_ATTENTION_BLOCK];
+  float scores[GROUP][BLOCK];
 } walk;
 
-/* One head's rows of K or V at a position and after it, up to `left` positions in the same run. */
-typedef struct rows {
-  const void* first;
-  uint32_t left;
-} rows;
-
-/* Rows [position, end) as far as they lie in one run. */
-static rows rows_at(const clb_attention_shape* shape, const clb_attention_kv* kv, int values, uint32_t kv_head,
-                    uint32_t position, uint32_t end) {
-  const int in_prefix = position < kv->prefix_tokens;
-  const clb_kv_layer* const run = in_prefix ? &kv->prefix : &kv->own;
-  const uint32_t border = in_prefix && kv->prefix_tokens < end ? kv->prefix_tokens : end;
-  const size_t index = in_prefix ? position : position - kv->prefix_tokens;
-  const size_t element = ((size_t)kv_head * run->capacity + index) * shape->head_dim;
-  const size_t bytes = shape->kv_precision == CLB_FP32 ? sizeof(float) : sizeof(uint16_t);
-  return (rows){(const unsigned char*)(values ? run->v : run->k) + element * bytes, border - position};
+/* `count` stored values as fp32. */
+static void widen(uint32_t precision, const void* base, size_t element, size_t count, float* output) {
+  if (precision == CLB_FP32) {
+    memcpy(output, (const float*)base + element, count * sizeof(float));
+    return;
+  }
+  const uint16_t* const halves = (const uint16_t*)base + element;
+  size_t i = 0;
+  for (; i + CLB_LANES <= count; i += CLB_LANES) {
+    clb_lanes_store(clb_lanes_load_half(halves + i), output + i);
+  }
+  for (; i < count; ++i) {
+    output[i] = clb_float_of_half(halves[i]);
+  }
 }
 
-/* Row `index` as fp32: in place, or widened into `buffer`. */
-static inline const float* row_as_float(const clb_attention_shape* shape, const void* first, size_t index,
-                                        float* restrict buffer) {
+/* rows (count, head_dim) = K (or V, if `values`) of one head at positions begin .. begin + count - 1, from the prefix
+   run as far as it goes, then from the own run. */
+static void gather(const clb_attention_shape* shape, const clb_attention_kv* kv, int values, uint32_t kv_head,
+                   uint32_t begin, uint32_t count, float* rows) {
   const size_t dim = shape->head_dim;
-  if (shape->kv_precision == CLB_FP32) {
-    return (const float*)first + index * dim;
+  const uint32_t left = begin < kv->prefix_tokens ? kv->prefix_tokens - begin : 0;
+  const uint32_t shared = left < count ? left : count;
+  if (shared > 0) {
+    const size_t element = ((size_t)kv_head * kv->prefix.capacity + begin) * dim;
+    widen(shape->kv_precision, values ? kv->prefix.v : kv->prefix.k, element, shared * dim, rows);
   }
-  const uint16_t* const halves = (const uint16_t*)first + index * dim;
-  size_t d = 0;
-  for (; d + CLB_LANES <= dim; d += CLB_LANES) {
-    clb_lanes_store(clb_lanes_load_half(halves + d), buffer + d);
+  if (shared < count) {
+    const size_t index = begin + shared - kv->prefix_tokens;
+    const size_t element = ((size_t)kv_head * kv->own.capacity + index) * dim;
+    widen(shape->kv_precision, values ? kv->own.v : kv->own.k, element, (count - shared) * dim, rows + shared * dim);
   }
-  for (; d < dim; ++d) {
-    buffer[d] = clb_float_of_half(halves[d]);
+}
+
+/* scores[j] = exp(scores[j] - largest), every score <= largest. Returns their sum, added up in lanes. */
+static float exponentials(float* scores, size_t count, float largest) {
+  const clb_float4 offset = {largest, largest, largest, largest};
+  clb_lanes sums = clb_lanes_zero();
+  for (size_t j = count; j % CLB_LANES != 0; ++j) {
+    scores[j] = -INFINITY; /* fills the last lanes with weights of 0 */
   }
-  return buffer;
+  for (size_t j = 0; j < count; j += CLB_LANES) {
+    clb_float4 halves[2];
+    memcpy(halves, scores + j, sizeof halves);
+    const clb_lanes weights = clb_lanes_pair(clb_float4_exp(halves[0] - offset), clb_float4_exp(halves[1] - offset));
+    clb_lanes_store(weights, scores + j);
+    sums = clb_lanes_add(sums, weights);
+  }
+  return clb_lanes_sum(sums);
 }
 
 /* Turns the block's scores into weights against the new running maximum; rescales what was summed. */
-static void update_softmax(walk* state, size_t head, uint32_t count, uint32_t head_dim, float* restrict output) {
+static void update_softmax(walk* state, size_t head, size_t count, size_t dim, float* output) {
   float* const scores = state->scores[head];
-  float largest = state->largest[head];
+  const float before = state->largest[head];
+  float largest = before;
   for (size_t j = 0; j < count; ++j) {
     largest = scores[j] > largest ? scores[j] : largest;
   }
-  const float factor = expf(state->largest[head] - largest); /* 0 at the first block */
-  float sum = state->weight_sum[head] * factor;
-  for (size_t j = 0; j < count; ++j) {
-    scores[j] = expf(scores[j] - largest);
-    sum += scores[j];
-  }
-  for (size_t d = 0; d < head_dim; ++d) {
+  const float factor = clb_exact_exp(before - largest); /* 0 at the first block */
+  state->weight_sum[head] = state->weight_sum[head] * factor + exponentials(scores, count, largest);
+  state->largest[head] = largest;
+  for (size_t d = 0; d < dim; ++d) {
     output[d] *= factor;
   }
-  state->largest[head] = largest;
-  state->weight_sum[head] = sum;
 }
 
-/* state.scores[h][j] = scale * query h . K at position begin + j, for `count` positions. */
-static void score_block(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t kv_head, size_t heads,
-                        const float* query, uint32_t begin, uint32_t count, walk* state) {
-  const size_t dim = shape->head_dim;
-  float buffer[CLB_MAX_HEAD_DIM];
-  for (uint32_t j = 0; j < count;) {
-    const rows k = rows_at(shape, kv, 0, kv_head, begin + j, begin + count);
-    for (uint32_t i = 0; i < k.left; i++, ++j) {
-      const float* const row = row_as_float(shape, k.first, i, buffer);
-      for (size_t h = 0; h < heads; ++h) {
-        state->scores[h][j] = clb_lanes_dot(query + h * dim, row, dim) * shape->scale;
-      }
+/* output[d] += sum_j weights[j] * rows[j][d], j rising. */
+static void add_values(const float* weights, const float* rows, size_t count, size_t dim, float* output) {
+  size_t d = 0;
+  for (; d + 2 * CLB_LANES <= dim; d += 2 * CLB_LANES) {
+    clb_lanes a = clb_lanes_load(output + d);
+    clb_lanes b = clb_lanes_load(output + d + CLB_LANES);
+    for (size_t j = 0; j < count; ++j) {
+      const clb_lanes weight = clb_lanes_spread(weights[j]);
+      a = clb_lanes_add_product(a, weight, clb_lanes_load(rows + j * dim + d));
+      b = clb_lanes_add_product(b, weight, clb_lanes_load(rows + j * dim + d + CLB_LANES));
     }
+    clb_lanes_store(a, output + d);
+    clb_lanes_store(b, output + d + CLB_LANES);
   }
-}
-
-/* output[h] += sum_j state.scores[h][j] * V at position begin + j, j rising. */
-static void add_values(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t kv_head, size_t heads,
-                       uint32_t begin, uint32_t count, const walk* state, float* output) {
-  const size_t dim = shape->head_dim;
-  float buffer[CLB_MAX_HEAD_DIM];
-  for (uint32_t j = 0; j < count;) {
-    const rows v = rows_at(shape, kv, 1, kv_head, begin + j, begin + count);
-    for (uint32_t i = 0; i < v.left; i++, ++j) {
-      const float* const row = row_as_float(shape, v.first, i, buffer);
-      for (size_t h = 0; h < heads; ++h) {
-        const float weight = state->scores[h][j];
-        float* restrict const sum = output + h * dim;
-        for (size_t d = 0; d < dim; ++d) {
-          sum[d] += weight * row[d];
-        }
-      }
+  for (; d < dim; ++d) {
+    for (size_t j = 0; j < count; ++j) {
+      output[d] += weights[j] * rows[j * dim + d];
     }
   }
 }
@@ -113,19 +113,26 @@ static void add_values(const clb_attention_shape* shape, const clb_attention_kv*
 static void attend_group(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t tokens,
                          uint32_t kv_head, size_t heads, const float* query, float* output) {
   const size_t dim = shape->head_dim;
+  float rows[(size_t)BLOCK * CLB_MAX_HEAD_DIM];
   walk state;
   for (size_t h = 0; h < heads; ++h) {
     state.largest[h] = -INFINITY;
     state.weight_sum[h] = 0.0f;
   }
   memset(output, 0, heads * dim * sizeof(float));
-  for (uint32_t begin = 0; begin < tokens; begin += CLB_ATTENTION_BLOCK) {
-    const uint32_t count = tokens - begin < CLB_ATTENTION_BLOCK ? tokens - begin : CLB_ATTENTION_BLOCK;
-    score_block(shape, kv, kv_head, heads, query, begin, count, &state);
+  for (uint32_t begin = 0; begin < tokens; begin += BLOCK) {
+    const uint32_t count = tokens - begin < BLOCK ? tokens - begin : BLOCK;
+    gather(shape, kv, 0, kv_head, begin, count, rows);
     for (size_t h = 0; h < heads; ++h) {
-      update_softmax(&state, h, count, shape->head_dim, output + h * dim);
+      for (size_t j = 0; j < count; ++j) {
+        state.scores[h][j] = clb_lanes_dot(query + h * dim, rows + j * dim, dim) * shape->scale;
+      }
+      update_softmax(&state, h, count, dim, output + h * dim);
     }
-    add_values(shape, kv, kv_head, heads, begin, count, &state, output);
+    gather(shape, kv, 1, kv_head, begin, count, rows);
+    for (size_t h = 0; h < heads; ++h) {
+      add_values(state.scores[h], rows, count, dim, output + h * dim);
+    }
   }
   for (size_t h = 0; h < heads; ++h) {
     const float scale = 1.0f / state.weight_sum[h];

@@ -16,7 +16,6 @@
  *
  * Thread-safe and re-entrant: no state, no allocation; 16 KiB of stack.
  */
-#include <math.h>
 #include <stddef.h>
 
 #include "colibri.h"
@@ -193,28 +192,62 @@ static void linear(const clb_linear_args* args) {
   }
 }
 
-/* activation[i][w] = silu(gate[w] . x_i) * (up[w] . x_i); a tile holds two rows of gate and the same of up. */
-static void gate_up(const clb_expert_args* args) {
+/* output[l] = silu(gate[l]) * up[l] of eight values. silu of less than -87 is 0 but for rounding. */
+static inline void silu_times(const float gate[CLB_LANES], const float up[CLB_LANES], float output[CLB_LANES]) {
+  for (size_t l = 0; l < CLB_LANES; l += 4) {
+    clb_float4 g;
+    clb_float4 u;
+    memcpy(&g, gate + l, sizeof g);
+    memcpy(&u, up + l, sizeof u);
+    /* exp(-|g|) never overflows; sigmoid(g) = (g < 0 ? exp(-|g|) : 1) / (1 + exp(-|g|)) */
+    const clb_uint4 negative = (clb_uint4)(g < 0.0f);
+    const clb_float4 magnitude = (clb_float4)((clb_uint4)g & 0x7fffffffu);
+    const clb_float4 e = clb_float4_exp(-magnitude);
+    const clb_float4 one = {1.0f, 1.0f, 1.0f, 1.0f};
+    const clb_float4 top = (clb_float4)(((clb_uint4)e & negative) | ((clb_uint4)one & ~negative));
+    const clb_float4 value = g * (top / (one + e)) * u;
+    memcpy(output + l, &value, sizeof value);
+  }
+}
+
+/* activation[i][w] = silu(gate[w] . x_i) * (up[w] . x_i), eight rows w at a time. */
+static void gate_up_rows(const clb_expert_args* args, const float* const* inputs, size_t first, size_t tokens,
+                         size_t w) {
   const weight_t* const gate = args->gate;
   const weight_t* const up = args->up;
   const size_t hidden = args->hidden;
+  const size_t count = args->width - w < CLB_LANES ? args->width - w : CLB_LANES;
+  float gates[TILE_TOKENS][CLB_LANES];
+  float ups[TILE_TOKENS][CLB_LANES];
+  for (size_t r = 0; r < CLB_LANES; r += 2) {
+    float results[TILE_TOKENS][TILE_ROWS];
+    const size_t a = w + (r < count ? r : count - 1); /* rows past the end repeat the last one */
+    const size_t b = w + (r + 1 < count ? r + 1 : count - 1);
+    const weight_t* const rows[TILE_ROWS] = {gate + a * hidden, gate + b * hidden, up + a * hidden, up + b * hidden};
+    dot_tile(rows, inputs, tokens, hidden, results);
+    for (size_t i = 0; i < tokens; ++i) {
+      gates[i][r] = results[i][0];
+      gates[i][r + 1] = results[i][1];
+      ups[i][r] = results[i][2];
+      ups[i][r + 1] = results[i][3];
+    }
+  }
+  for (size_t i = 0; i < tokens; ++i) {
+    float values[CLB_LANES];
+    silu_times(gates[i], ups[i], values);
+    memcpy(args->activation + (first + i) * args->width + w, values, count * sizeof(float));
+  }
+}
+
+static void gate_up(const clb_expert_args* args) {
   for (size_t first = 0; first < args->count; first += TILE_TOKENS) {
     const size_t tokens = args->count - first < TILE_TOKENS ? args->count - first : TILE_TOKENS;
     const float* inputs[TILE_TOKENS];
-    float results[TILE_TOKENS][TILE_ROWS];
     for (size_t i = 0; i < tokens; ++i) {
       inputs[i] = args->input + args->tokens[first + i] * args->input_stride;
     }
-    for (size_t w = 0; w < args->width; w += 2) {
-      const size_t next = w + 1 < args->width ? w + 1 : w;
-      const weight_t* const rows[TILE_ROWS] = {gate + w * hidden, gate + next * hidden, up + w * hidden,
-                                               up + next * hidden};
-      dot_tile(rows, inputs, tokens, hidden, results);
-      for (size_t i = 0; i < tokens; ++i) {
-        float* const activation = args->activation + (first + i) * args->width;
-        activation[w] = results[i][0] / (1.0f + expf(-results[i][0])) * results[i][2];
-        activation[next] = results[i][1] / (1.0f + expf(-results[i][1])) * results[i][3];
-      }
+    for (size_t w = 0; w < args->width; w += CLB_LANES) {
+      gate_up_rows(args, inputs, first, tokens, w);
     }
   }
 }

@@ -72,6 +72,17 @@ static inline clb_lanes clb_lanes_add_product(clb_lanes sums, clb_lanes a, clb_l
   return sums;
 }
 
+/* sums + values */
+static inline clb_lanes clb_lanes_add(clb_lanes sums, clb_lanes values) {
+#if defined(__AVX__)
+  sums.all += values.all;
+#else
+  sums.low += values.low;
+  sums.high += values.high;
+#endif
+  return sums;
+}
+
 static inline float clb_lanes_sum(clb_lanes lanes) {
   float s[CLB_LANES];
   clb_lanes_store(lanes, s);
@@ -94,18 +105,14 @@ static inline clb_float4 clb_float4_of_bf16(const uint16_t* values) {
   return (clb_float4)(__builtin_convertvector(narrow, clb_uint4) << 16);
 }
 
-/* As clb_float_of_half, four at once. */
+/* As clb_float_of_half, four at once. The exponent is put right by a multiplication, which also makes subnormal
+   halves normal; they pass through subnormal floats, so inputs must not be flushed to zero (float_mode.h). */
 static inline clb_float4 clb_float4_of_half(const uint16_t* values) {
   clb_short4 narrow;
   memcpy(&narrow, values, sizeof narrow);
-  const clb_uint4 wide = __builtin_convertvector(narrow, clb_uint4);
-  const clb_uint4 sign = (wide & 0x8000u) << 16;
-  const clb_uint4 magnitude = wide & 0x7fffu;
-  const clb_uint4 small = (clb_uint4)((clb_int4)magnitude < 0x400); /* all ones where subnormal */
-  const clb_uint4 bits = (magnitude << 13) + (112u << 23) + (small & (1u << 23));
-  const clb_uint4 excess = small & (113u << 23); /* 2^-14: what the raised exponent added */
-  const clb_float4 value = (clb_float4)bits - (clb_float4)excess;
-  return (clb_float4)((clb_uint4)value | sign);
+  const clb_int4 high = (clb_int4)(__builtin_convertvector(narrow, clb_uint4) << 16); /* sign in place */
+  const clb_uint4 bits = (clb_uint4)(high >> 3) & 0x8fffe000u;
+  return (clb_float4)bits * 0x1p112f;
 }
 
 static inline clb_lanes clb_lanes_load_bf16(const uint16_t* values) {
@@ -124,6 +131,23 @@ static inline float clb_lanes_dot(const float* a, const float* b, size_t count) 
     sums = clb_lanes_add_product(sums, clb_lanes_load(a + c), clb_lanes_load(b + c));
   }
   return clb_lanes_sum(c == count ? sums : clb_lanes_add_tail(sums, a + c, b + c, count - c));
+}
+
+/* clb_exact_exp, four at once, the same bits. Values above 87 or NaN are not treated: x <= 87. */
+static inline clb_float4 clb_float4_exp(clb_float4 x) {
+  const clb_int4 kept = x >= -87.0f;
+  const clb_float4 n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+  clb_float4 r = x + n * -0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  clb_float4 p = r * 1.98412698e-4f + 1.38888889e-3f;
+  p = p * r + 8.33333333e-3f;
+  p = p * r + 4.16666667e-2f;
+  p = p * r + 1.66666667e-1f;
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const clb_uint4 power = ((clb_uint4) __builtin_convertvector(n, clb_int4) + 127u) << 23;
+  return (clb_float4)((clb_int4)(p * (clb_float4)power) & kept);
 }
 
 #endif /* CLB_CPU_LANES_H */

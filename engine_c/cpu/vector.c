@@ -1,8 +1,6 @@
 /* vector.c: see vector.h. */
 #include "vector.h"
 
-#include <math.h>
-
 #include "number.h"
 
 void clb_vector_add(const float* input, size_t count, float* output) {
@@ -16,8 +14,6 @@ void clb_vector_add_scaled(const float* input, float factor, size_t count, float
     output[i] += factor * input[i];
   }
 }
-
-float clb_sigmoid(float value) { return 1.0f / (1.0f + expf(-value)); }
 
 int clb_vector_finite(const float* values, size_t count) {
   uint32_t bad = 0;

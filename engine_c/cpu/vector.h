@@ -10,8 +10,6 @@
 void clb_vector_add(const float* input, size_t count, float* output);
 /* output[i] += factor * input[i] */
 void clb_vector_add_scaled(const float* input, float factor, size_t count, float* output);
-/* 1 / (1 + exp(-value)) */
-float clb_sigmoid(float value);
 /* 1 iff every value is finite. */
 int clb_vector_finite(const float* values, size_t count);
 

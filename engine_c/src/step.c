@@ -8,6 +8,7 @@
 #include "../cpu/vector.h"
 #include "assert.h"
 #include "engine_internal.h"
+#include "exact_math.h"
 #include "routing.h"
 
 static void run_linear(const clb_matrix* matrix, const float* bias, const float* input, uint32_t tokens,
@@ -227,7 +228,7 @@ static void moe_block(clb_engine* engine, uint32_t layer, uint32_t count) {
   run_linear(&weights->shared_gate, NULL, b->normed, count, b->shared_gate);
   for (uint32_t i = 0; i < count; i++) {
     const size_t at = (size_t)i * hidden;
-    clb_vector_add_scaled(b->shared_output + at, clb_sigmoid(b->shared_gate[i]), hidden, b->update + at);
+    clb_vector_add_scaled(b->shared_output + at, clb_exact_sigmoid(b->shared_gate[i]), hidden, b->update + at);
   }
 }
 
