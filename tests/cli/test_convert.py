@@ -1,0 +1,41 @@
+"""`colibrid convert` on the command line; the conversion itself is tested in tests/model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from colibrid.cli.main import run
+from colibrid.model.cache import BUNDLED_MODEL
+from colibrid.model.pack import open_pack
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_makes_a_pack_with_a_progress_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The pack is there, its precision is the one asked for, progress is on stderr and one line on stdout."""
+    target = tmp_path / "x.colibri"
+    assert run(["convert", str(BUNDLED_MODEL), str(target), "--dtype", "fp16", "--name", "little"]) == 0
+    manifest = open_pack(target).manifest
+    assert (manifest.precision, manifest.name) == ("fp16", "little")
+    output = capsys.readouterr()
+    assert output.out == f"{target}: Qwen2MoeForCausalLM, fp16, 24.6 MiB in 49 files\n"
+    assert output.err.endswith("converting: 100% of 24.6 MiB\n")
+
+
+def test_quiet_has_no_progress_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--quiet writes nothing to stderr."""
+    assert run(["convert", "-q", str(BUNDLED_MODEL), str(tmp_path / "x.colibri")]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_problems_exit_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A source that is not a checkpoint and a target that is there already are one line each."""
+    assert run(["convert", str(tmp_path), str(tmp_path / "x.colibri")]) == 78
+    assert run(["convert", "-q", str(BUNDLED_MODEL), str(tmp_path / "y.colibri")]) == 0
+    assert run(["convert", "-q", str(BUNDLED_MODEL), str(tmp_path / "y.colibri")]) == 78
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("colibrid: ") for line in lines)
