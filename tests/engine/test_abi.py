@@ -70,14 +70,13 @@ CONSTANTS = {
 }
 
 
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """What the C compiler says: name of struct, member or constant -> bytes or value."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or not HEADER.is_file():
         pytest.skip("needs a C compiler and the source tree")
-    lines = ['#include <stdio.h>', '#include "colibri.h"', "int main(void) {"]
+    lines = ["#include <stdio.h>", '#include "colibri.h"', "int main(void) {"]
     for name, mirror in STRUCTS.items():
         lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
         for field in mirror._fields_:

@@ -37,9 +37,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         control.Log(level="warning", event="something", fields={"a": 1, "b": "x", "c": 0.5, "d": True}),
     ],
 )
-def test_messages_arrive_as_sent(
-    message: control.Message, pair: tuple[socket.socket, socket.socket]
-) -> None:
+def test_messages_arrive_as_sent(message: control.Message, pair: tuple[socket.socket, socket.socket]) -> None:
     """Every kind of message survives the way."""
     control.send(pair[0], message)
     assert control.receive(pair[1]) == (message, [])
