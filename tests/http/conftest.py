@@ -25,7 +25,7 @@ from colibrid.http.state import AppState
 from colibrid.text.model_text import ModelText
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from colibrid.errors import RequestError
 
@@ -166,22 +166,22 @@ class Server:
 
     async def post(self, path: str, body: object, **headers: str) -> Answer:
         async with self.session.post(self.url + path, json=body, headers=headers) as response:
-            return Answer(response.status, dict(response.headers), await response.read())
+            return Answer(response.status, response.headers, await response.read())
 
     async def raw(self, path: str, data: bytes, **headers: str) -> Answer:
         sent = {"Content-Type": "application/json"} | {key.replace("_", "-"): value for key, value in headers.items()}
         async with self.session.post(self.url + path, data=data, headers=sent) as response:
-            return Answer(response.status, dict(response.headers), await response.read())
+            return Answer(response.status, response.headers, await response.read())
 
     async def get(self, path: str, **headers: str) -> Answer:
         async with self.session.get(self.url + path, headers=headers) as response:
-            return Answer(response.status, dict(response.headers), await response.read())
+            return Answer(response.status, response.headers, await response.read())
 
 
 @dataclass
 class Answer:
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     raw: bytes
 
     @property

@@ -1,0 +1,297 @@
+"""Bad input of every kind: the right status, the field by name, nothing submitted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from colibrid.errors import EngineFaultError, OverloadedError
+
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+ASK = [{"role": "user", "content": "Hi"}]
+
+BAD_COMPLETIONS = [
+    # fields, param, part of the message
+    ({}, "prompt", "missing"),
+    ({"prompt": ""}, "prompt", "empty"),
+    ({"prompt": []}, "prompt", "empty"),
+    ({"prompt": [[]]}, "prompt[0]", "empty"),
+    ({"prompt": ["a", ""]}, "prompt[1]", "empty"),
+    ({"prompt": 5}, "prompt", "expected"),
+    ({"prompt": {"a": 1}}, "prompt", "expected"),
+    ({"prompt": [1, "a"]}, "prompt", "prompt[1]"),
+    ({"prompt": [1, True]}, "prompt", "prompt[1]"),
+    ({"prompt": [True]}, "prompt[0]", "expected"),
+    ({"prompt": [1, 4096]}, "prompt", "prompt[1] = 4096"),
+    ({"prompt": [-1]}, "prompt", "0 to 4095"),
+    ({"prompt": [1 << 70]}, "prompt", "0 to 4095"),
+    ({"prompt": [1.0]}, "prompt[0]", "expected"),
+    ({"prompt": [["a"]]}, "prompt[0]", "prompt[0][0]"),
+    ({"prompt": [[1], None]}, "prompt[1]", "expected"),
+    ({"prompt": [[1]] * 300}, "prompt", "256"),
+    ({"prompt": [1] * 2049}, "prompt", "2048"),
+    ({"prompt": [1] * 2048}, "prompt", "2049"),
+    ({"prompt": [1] * 2000, "max_tokens": 49}, "max_tokens", "2049"),
+    ({"max_tokens": -1}, "max_tokens", ">= 0"),
+    ({"max_tokens": 1.5}, "max_tokens", "int"),
+    ({"max_tokens": "5"}, "max_tokens", "int"),
+    ({"max_tokens": 1 << 40}, "max_tokens", ""),
+    ({"temperature": -0.1}, "temperature", ">= 0"),
+    ({"temperature": 2.1}, "temperature", "<= 2"),
+    ({"temperature": "hot"}, "temperature", "float"),
+    ({"top_p": 0}, "top_p", "> 0"),
+    ({"top_p": 1.01}, "top_p", "<= 1"),
+    ({"top_k": -2}, "top_k", ">= -1"),
+    ({"min_p": 1.5}, "min_p", "<= 1"),
+    ({"seed": 1.5}, "seed", "int"),
+    ({"seed": 1 << 63}, "seed", "int"),
+    ({"stop": 5}, "stop", "str"),
+    ({"stop": ""}, "stop", "length >= 1"),
+    ({"stop": ["a", ""]}, "stop[1]", "length >= 1"),
+    ({"stop": ["a"] * 17}, "stop", "length <= 16"),
+    ({"stop": "x" * 257}, "stop", "length <= 256"),
+    ({"stop_token_ids": [4096]}, "stop_token_ids", "stop_token_ids[0] = 4096"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]", ">= 0"),
+    ({"stop_token_ids": list(range(63))}, "stop_token_ids", "64"),
+    ({"min_tokens": 17}, "min_tokens", "17"),
+    ({"presence_penalty": 2.5}, "presence_penalty", "<= 2"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty", ">= -2"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "> 0"),
+    ({"logit_bias": {"4096": 1}}, "logit_bias", "0 to 4095"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias", "-1"),
+    ({"logit_bias": {"1_0": 1}}, "logit_bias", "1_0"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "x"),
+    ({"logit_bias": {"1": 101}}, "logit_bias", "<= 100"),
+    ({"logit_bias": [1]}, "logit_bias", "object"),
+    ({"logit_bias": {str(i): 0 for i in range(1025)}}, "logit_bias", "1024"),
+    ({"logprobs": 21}, "logprobs", "<= 20"),
+    ({"logprobs": -1}, "logprobs", ">= 0"),
+    ({"logprobs": True}, "logprobs", "int"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs", "<= 20"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
+    ({"echo": 1}, "echo", "bool"),
+    ({"stream": "yes"}, "stream", "bool"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+    ({"stream": True, "stream_options": {"include": 1}}, "stream_options.include", "nknown"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "0"),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", ">= -1"),
+    ({"experts": {"per_token": 3}}, "experts.per_token", "own 2"),
+    ({"experts": {"per_token": 0}}, "experts.per_token", ">= 1"),
+    ({"experts": {"threshold": 1}}, "experts.threshold", "< 1"),
+    ({"experts": {"k": 1}}, "experts.k", "nknown"),
+    ({"experts": 2}, "experts", "object"),
+    ({"model": 3}, "model", "str"),
+    ({"n": 2}, "n", "not implemented yet"),
+    ({"n": True}, "n", "not implemented yet"),
+    ({"best_of": 2}, "best_of", "not implemented yet"),
+    ({"suffix": "x"}, "suffix", "not implemented yet"),
+    ({"structured_outputs": {"json": {}}}, "structured_outputs", "not implemented yet"),
+    ({"guided_regex": "a"}, "guided_regex", "not implemented yet"),
+    ({"use_beam_search": True}, "use_beam_search", "not implemented yet"),
+    ({"priority": 1}, "priority", "not implemented yet"),
+    ({"timeout_s": 1}, "timeout_s", "not implemented yet"),
+]
+
+BAD_CHATS = [
+    ({"messages": None}, "messages", "array"),
+    ({"messages": []}, "messages", "length >= 1"),
+    ({"messages": [{"role": "user", "content": "a"}] * 4097}, "messages", "length <= 4096"),
+    ({"messages": "hi"}, "messages", "array"),
+    ({"messages": [{"content": "a"}]}, "messages[0].role", "missing"),
+    ({"messages": [{"role": "robot", "content": "a"}]}, "messages[0].role", "robot"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "str"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "image_url"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "string"),
+    ({"messages": [{"role": "user", "content": "a", "tool_calls": [{}]}]}, "messages[0].tool_calls", "assistant"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function.name", "string"),
+    ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "<= 20"),
+    ({"logprobs": 2}, "logprobs", "bool"),
+    ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
+    ({"max_completion_tokens": 2048}, "max_completion_tokens", "2048"),
+    ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt"),
+    ({"tools": [{"type": "function"}]}, "tools", "not implemented yet"),
+    ({"tool_choice": "auto"}, "tool_choice", "not implemented yet"),
+    ({"parallel_tool_calls": True}, "parallel_tool_calls", "not implemented yet"),
+    ({"functions": [{}]}, "functions", "not implemented yet"),
+    ({"function_call": "auto"}, "function_call", "not implemented yet"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "not implemented yet"),
+    ({"structured_outputs": {"json": {}}}, "structured_outputs", "not implemented yet"),
+    ({"store": True}, "store", "true"),
+    ({"service_tier": "flex"}, "service_tier", "not implemented yet"),
+    ({"audio": {}}, "audio", "not implemented yet"),
+    ({"modalities": ["audio"]}, "modalities", "not implemented yet"),
+    ({"prediction": {}}, "prediction", "not implemented yet"),
+    ({"web_search_options": {}}, "web_search_options", "not implemented yet"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "not implemented yet"),
+    ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "not implemented yet"),
+    ({"n": 2}, "n", "not implemented yet"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "part"), BAD_COMPLETIONS)
+async def test_bad_completion(server, fields, param, part):
+    """A wrong field of a completion is 400, named, and explained."""
+    answer = await server.post(COMPLETIONS, fields if "prompt" in fields or not fields else {"prompt": "Hi"} | fields)
+    assert answer.status == 400
+    assert answer.error["param"] == param
+    assert answer.error["type"] == "invalid_request_error"
+    assert part in answer.error["message"]
+    assert not server.service.seen
+
+
+@pytest.mark.parametrize(("fields", "param", "part"), BAD_CHATS)
+async def test_bad_chat(server, fields, param, part):
+    """A wrong field of a chat is 400, named, and explained."""
+    answer = await server.post(CHAT, {"messages": ASK} | fields)
+    assert answer.status == 400
+    assert answer.error["param"] == param
+    assert part in answer.error["message"]
+    assert not server.service.seen
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"5",
+        b"null",
+        b'"prompt"',
+        b'{"prompt": "a",}',
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "temperature": -Infinity}',
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "\\ud800 alone"}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a": ' * 100_000,
+    ],
+)
+async def test_broken_json(server, raw):
+    """What is not one JSON object of finite numbers and valid Unicode is 400."""
+    answer = await server.raw(COMPLETIONS, raw)
+    assert answer.status == 400
+    assert answer.error["type"] == "invalid_request_error"
+    assert not server.service.seen
+
+
+async def test_context_length_names_both_numbers(server):
+    """Prompt and max_tokens beyond the context: the code, and all numbers in the message."""
+    error = (await server.post(COMPLETIONS, {"prompt": [1] * 2000, "max_tokens": 100})).error
+    assert error["code"] == "context_length_exceeded"
+    for number in ("2000", "100", "2100", "2048"):
+        assert number in error["message"]
+
+
+async def test_unknown_model_is_404(server):
+    """Another model than the served one is 404 and names the served one; its own name is fine."""
+    for path, fields in ((COMPLETIONS, {"prompt": "Hi"}), (CHAT, {"messages": ASK})):
+        answer = await server.post(path, fields | {"model": "gpt-4"})
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+        assert "hummingbird-13m" in answer.error["message"]
+        assert (await server.post(path, fields | {"model": "hummingbird-13m"})).status == 200
+
+
+async def test_unknown_fields_are_reported(server):
+    """Fields unknown to the API are accepted and listed in a header that they cannot break."""
+    request = {"prompt": "Hi", "zeta": 1, "alpha\r\nX-Evil: 1": 2, "é": None}
+    answer = await server.post(COMPLETIONS, request)
+    assert answer.status == 200
+    assert answer.headers["x-colibri-ignored"] == "alpha??X-Evil: 1,zeta,?"
+    assert "X-Evil" not in answer.headers
+    answer = await server.post(CHAT, {"messages": [{"role": "user", "content": "Hi", "mood": 1}]})
+    assert answer.headers["x-colibri-ignored"] == "messages.mood"
+
+
+async def test_unknown_fields_are_refused_when_strict(make_server):
+    """With server.strict an unknown field is 400."""
+    server = await make_server(server={"strict": True})
+    answer = await server.post(COMPLETIONS, {"prompt": "Hi", "zeta": 1})
+    assert (answer.status, answer.error["param"]) == (400, "zeta")
+
+
+async def test_media_type(server):
+    """Only plain JSON is taken: other types and compressed bodies are 415."""
+    good = b'{"prompt": "Hi"}'
+    assert (await server.raw(COMPLETIONS, good, Content_Type="text/plain")).status == 415
+    answer = await server.raw(COMPLETIONS, good, Content_Type="application/x-www-form-urlencoded")
+    assert answer.status == 415
+    assert "Content-Type: application/json" in answer.error["message"]
+    assert (await server.raw(COMPLETIONS, good, Content_Encoding="gzip")).status == 415
+    assert (await server.raw(COMPLETIONS, good, Content_Type="application/json; charset=utf-8")).status == 200
+
+
+async def test_body_limit(make_server):
+    """A body over server.max_body_bytes is 413, whether or not its length is told."""
+    server = await make_server(server={"max_body_bytes": 2048})
+    big = b'{"prompt": "' + b"a" * 4096 + b'"}'
+    assert (await server.raw(COMPLETIONS, big)).status == 413
+
+    async def chunks():
+        yield big
+
+    async with server.session.post(
+        server.url + COMPLETIONS, data=chunks(), headers={"Content-Type": "application/json"}
+    ) as response:
+        assert response.status == 413
+        assert set((await response.json())["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_prompt_bytes_limit(make_server):
+    """Prompts over limits.prompt_bytes are refused before they are tokenized."""
+    server = await make_server(limits={"prompt_bytes": 10})
+    answer = await server.post(COMPLETIONS, {"prompt": ["aaaaaa", "éé", "b"]})
+    assert (answer.status, answer.error["code"]) == (400, "string_above_max_length")
+    assert "11" in answer.error["message"]
+    answer = await server.post(CHAT, {"messages": [{"role": "user", "content": "a" * 11}]})
+    assert (answer.status, answer.error["code"]) == (400, "string_above_max_length")
+
+
+async def test_slow_body_is_408(server, monkeypatch):
+    """A body that does not arrive in time is 408."""
+    monkeypatch.setattr("colibrid.http.body.BODY_TIMEOUT_S", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 50\r\n\r\n{"
+    )
+    assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+    writer.close()
+
+
+async def test_overload_is_503_with_retry_after(server):
+    """A full queue is 503 with Retry-After in seconds and milliseconds."""
+    server.service.refusal = OverloadedError("full", code="server_is_overloaded", retry_after_s=2.5)
+    answer = await server.post(COMPLETIONS, {"prompt": "Hi"})
+    assert (answer.status, answer.error["code"]) == (503, "server_is_overloaded")
+    assert (answer.headers["Retry-After"], answer.headers["retry-after-ms"]) == ("3", "2500")
+
+
+async def test_draining_closes_the_connection(server):
+    """While draining, requests are 503 and the connection closes."""
+    server.service.refusal = OverloadedError("bye", code="draining", retry_after_s=1)
+    answer = await server.post(COMPLETIONS, {"prompt": "Hi"})
+    assert (answer.status, answer.error["code"], answer.headers["Connection"]) == (503, "draining", "close")
+
+
+async def test_engine_fault_is_500(server):
+    """An engine that dies before the answer is a 500 of the contract."""
+    server.service.failure = EngineFaultError("the engine died")
+    answer = await server.post(COMPLETIONS, {"prompt": "Hi"})
+    assert (answer.status, answer.error["type"]) == (500, "server_error")
+
+
+async def test_mistakes_of_ours_say_nothing_of_the_inside(server):
+    """An unexpected exception is a 500 that names the request id only."""
+    server.service.failure = ValueError("/secret/path 0xdeadbeef")
+    answer = await server.post(COMPLETIONS, {"prompt": "Hi"}, **{"x-request-id": "abc-1"})
+    assert answer.status == 500
+    assert "abc-1" in answer.error["message"]
+    assert b"secret" not in answer.raw
+    assert b"ValueError" not in answer.raw

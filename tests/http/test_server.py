@@ -1,0 +1,84 @@
+"""Routes, headers, and what every request passes through."""
+
+from __future__ import annotations
+
+import pytest
+
+from colibrid.engine.state import Readiness
+
+
+async def test_models(server):
+    """The served model is listed, found by its id, and nothing else is."""
+    listed = (await server.get("/v1/models")).json
+    assert [model["id"] for model in listed["data"]] == ["hummingbird-13m"]
+    shown = (await server.get("/v1/models/hummingbird-13m")).json
+    assert (shown["object"], shown["max_model_len"], shown["status"]) == ("model", 2048, "ready")
+    answer = await server.get("/v1/models/org/other")
+    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+
+
+async def test_generate_short_form(server):
+    """/generate takes prompt and max_new_tokens and gives the text."""
+    body = (await server.post("/generate", {"prompt": "Hi", "max_new_tokens": 2, "temperature": 0})).json
+    assert (body["text"], body["finish_reason"]) == ("The capital", "length")
+    assert body["usage"]["completion_tokens"] == 2
+    answer = await server.post("/generate", {"prompt": "Hi", "max_new_tokens": -2})
+    assert (answer.status, answer.error["param"]) == (400, "max_new_tokens")
+
+
+async def test_health_follows_the_engine(server):
+    """/livez is always 200; /readyz and /health are 503 unless the engine is ready and not draining."""
+    assert (await server.get("/livez")).status == 200
+    for path in ("/readyz", "/health"):
+        answer = await server.get(path)
+        assert (answer.status, answer.json["status"], answer.json["phase"]) == (200, "ready", "ready")
+    server.service.readiness = Readiness(phase="loading", percent=40)
+    answer = await server.get("/readyz")
+    assert (answer.status, answer.json["percent"]) == (503, 40)
+    assert (await server.get("/livez")).status == 200
+    server.service.readiness = Readiness(phase="ready")
+    server.service.draining = True
+    answer = await server.get("/readyz")
+    assert (answer.status, answer.json["phase"]) == (503, "draining")
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/v1/responses", "/v1/chat/completions"),
+        ("/v1/messages", "/v1/chat/completions"),
+        ("/v1/embeddings", "not implemented yet"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/nothing", "/v1/completions"),
+    ],
+)
+async def test_other_routes_name_the_one_to_use(server, path, named):
+    """An unknown route is a JSON 404 that says where to go."""
+    answer = await server.post(path, {})
+    assert answer.status == 404
+    assert named in answer.error["message"]
+
+
+async def test_wrong_method_is_405(server):
+    """A route asked with another method is a JSON 405 with Allow."""
+    answer = await server.get("/v1/completions")
+    assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+    assert "POST" in answer.error["message"]
+
+
+async def test_request_ids(server):
+    """A sane x-request-id is kept, another replaced; errors and streams carry one too."""
+    good = await server.post("/v1/completions", {"prompt": "Hi"}, **{"x-request-id": "abc.DEF-1:2"})
+    assert good.headers["x-request-id"] == "abc.DEF-1:2"
+    bad = await server.post("/v1/completions", {"prompt": "Hi"}, **{"x-request-id": "a b<script>"})
+    assert bad.headers["x-request-id"].startswith("req-")
+    assert (await server.post("/nothing", {})).headers["x-request-id"].startswith("req-")
+    stream = await server.post("/v1/completions", {"prompt": "Hi", "stream": True}, **{"x-request-id": "s1"})
+    assert stream.headers["x-request-id"] == "s1"
+
+
+async def test_timing_headers(server):
+    """Answers say how long they took, and where the time went."""
+    answer = await server.post("/v1/completions", {"prompt": "Hi"})
+    assert int(answer.headers["openai-processing-ms"]) >= 0
+    assert answer.headers["Server-Timing"] == "queue;dur=1.0, prefill;dur=2.0, decode;dur=3.0"

@@ -1,0 +1,101 @@
+"""Streams under bad luck: clients that leave, engines that die, silence, readers that stop reading."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import msgspec
+import pytest
+
+from colibrid.errors import EngineFaultError
+
+LONG = [568] * 400
+REQUEST = {"prompt": "Hi", "max_tokens": 400, "stream": True}
+
+
+async def until(condition) -> None:
+    """Waits until `condition` holds; the test's own time limit is the bound."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_client_that_leaves_frees_its_slot(make_server, path, stream):
+    """When the client closes the connection, its generations are cancelled."""
+    server = await make_server(LONG)
+    server.service.pause_s = 0.02
+    body = REQUEST | {"stream": stream, "messages": [{"role": "user", "content": "Hi"}]}
+    if path == "/v1/completions":
+        body["prompt"] = ["Hi", "Ho"]
+    request = asyncio.create_task(server.post(path, body))
+    await until(lambda: server.service.live)
+    generations = set(server.service.live)
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
+    await until(lambda: not server.service.live)
+    assert all(generation.cancelled for generation in generations)
+
+
+async def test_engine_death_is_an_error_event(make_server):
+    """A fault in mid-stream arrives as an error event with the four keys; no [DONE]; the connection closes."""
+    server = await make_server(LONG)
+    server.service.failure = EngineFaultError("the engine died", code="engine_died")
+    server.service.fail_after = 3
+    answer = await server.post("/v1/completions", REQUEST)
+    *chunks, last = answer.events
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "TheTheThe"
+    assert last == {
+        "error": {"message": "the engine died", "type": "server_error", "param": None, "code": "engine_died"}
+    }
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+
+
+async def test_one_failing_choice_ends_the_others(make_server):
+    """When one of several choices fails, all are cancelled and the client hears of it."""
+    server = await make_server(LONG)
+    server.service.failure = EngineFaultError("the engine died")
+    server.service.fail_after = 3
+    answer = await server.post("/v1/completions", REQUEST | {"prompt": ["a", "b", "c"], "stream": False})
+    assert answer.status == 500
+    assert not [generation for generation in server.service.live if not generation.cancelled]
+
+
+async def test_mistakes_of_ours_end_a_stream_without_details(make_server):
+    """An unexpected exception in mid-stream is an error event that tells nothing of the inside."""
+    server = await make_server(LONG)
+    server.service.failure = ValueError("/secret/path")
+    server.service.fail_after = 3
+    answer = await server.post("/v1/completions", REQUEST)
+    assert answer.events[-1]["error"]["code"] == "internal_error"
+    assert b"secret" not in answer.raw
+
+
+async def test_silence_is_broken_by_pings(make_server):
+    """While nothing arrives, comments keep the connection alive; clients do not see them as events."""
+    server = await make_server([568], server={"sse_ping_s": 0.02})
+    server.service.pause_s = 0.2
+    answer = await server.post("/v1/completions", REQUEST)
+    assert answer.raw.count(b": ping\n\n") >= 2
+    assert answer.events[0]["choices"][0]["text"] == "The"
+
+
+async def test_reader_that_stops_is_cut_off(make_server, monkeypatch):
+    """A client that takes nothing is cut off, its generation cancelled, and little is buffered for it."""
+    monkeypatch.setattr("colibrid.http.sse.WRITE_TIMEOUT_S", 0.2)
+    server = await make_server([568] * 100_000)
+    server.service.batch = 500
+    server.service.info = msgspec.structs.replace(server.service.info, max_seq_len=1 << 20)
+    client = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    body = b'{"prompt": "Hi", "max_tokens": 100000, "stream": true, "logprobs": 20}'
+    client.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    await until(lambda: server.service.seen)
+    generation = next(iter(server.service.live))
+    await until(lambda: generation.ended)
+    assert generation.cancelled
+    client.close()
