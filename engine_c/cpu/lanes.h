@@ -21,7 +21,7 @@
 typedef float clb_float4 __attribute__((vector_size(16)));
 typedef uint32_t clb_uint4 __attribute__((vector_size(16)));
 typedef int32_t clb_int4 __attribute__((vector_size(16)));
-typedef uint16_t clb_short4 __attribute__((vector_size(8)));
+typedef uint16_t clb_short8 __attribute__((vector_size(16)));
 
 /* With wider registers one vector of eight, else two of four. */
 #if defined(__AVX__)
@@ -99,28 +99,40 @@ static inline clb_lanes clb_lanes_add_tail(clb_lanes sums, const float* a, const
   return clb_lanes_load(s);
 }
 
-static inline clb_float4 clb_float4_of_bf16(const uint16_t* values) {
-  clb_short4 narrow;
+/* Eight 16-bit numbers in the upper halves of two vectors of four words, whose lower halves are zero. Little-endian. */
+static inline void clb_spread_16(const uint16_t* values, clb_uint4* low, clb_uint4* high) {
+  const clb_short8 zero = {0};
+  clb_short8 narrow;
   memcpy(&narrow, values, sizeof narrow);
-  return (clb_float4)(__builtin_convertvector(narrow, clb_uint4) << 16);
-}
-
-/* As clb_float_of_half, four at once. The exponent is put right by a multiplication, which also makes subnormal
-   halves normal; they pass through subnormal floats, so inputs must not be flushed to zero (float_mode.h). */
-static inline clb_float4 clb_float4_of_half(const uint16_t* values) {
-  clb_short4 narrow;
-  memcpy(&narrow, values, sizeof narrow);
-  const clb_int4 high = (clb_int4)(__builtin_convertvector(narrow, clb_uint4) << 16); /* sign in place */
-  const clb_uint4 bits = (clb_uint4)(high >> 3) & 0x8fffe000u;
-  return (clb_float4)bits * 0x1p112f;
+#if defined(__clang__)
+  *low = (clb_uint4)__builtin_shufflevector(zero, narrow, 0, 8, 1, 9, 2, 10, 3, 11);
+  *high = (clb_uint4)__builtin_shufflevector(zero, narrow, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+  *low = (clb_uint4)__builtin_shuffle(zero, narrow, (clb_short8){0, 8, 1, 9, 2, 10, 3, 11});
+  *high = (clb_uint4)__builtin_shuffle(zero, narrow, (clb_short8){4, 12, 5, 13, 6, 14, 7, 15});
+#endif
 }
 
 static inline clb_lanes clb_lanes_load_bf16(const uint16_t* values) {
-  return clb_lanes_pair(clb_float4_of_bf16(values), clb_float4_of_bf16(values + 4));
+  clb_uint4 low;
+  clb_uint4 high;
+  clb_spread_16(values, &low, &high);
+  return clb_lanes_pair((clb_float4)low, (clb_float4)high);
+}
+
+/* As clb_float_of_half; `word` has the half in its upper bits. The exponent is put right by a multiplication, which
+   also makes subnormal halves normal; they pass through subnormal floats, so inputs must not be flushed to zero
+   (float_mode.h). */
+static inline clb_float4 clb_float4_of_half(clb_uint4 word) {
+  const clb_uint4 bits = (clb_uint4)((clb_int4)word >> 3) & 0x8fffe000u;
+  return (clb_float4)bits * 0x1p112f;
 }
 
 static inline clb_lanes clb_lanes_load_half(const uint16_t* values) {
-  return clb_lanes_pair(clb_float4_of_half(values), clb_float4_of_half(values + 4));
+  clb_uint4 low;
+  clb_uint4 high;
+  clb_spread_16(values, &low, &high);
+  return clb_lanes_pair(clb_float4_of_half(low), clb_float4_of_half(high));
 }
 
 /* a . b */
