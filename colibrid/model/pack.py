@@ -66,7 +66,7 @@ def open_pack(path: Path, *, backend: str | None = None, check_files: bool = Tru
         raise ModelError(f"{where}: {error}") from None
     if check_files:
         _check_sizes(path, manifest, sizes)
-    return Pack(path, manifest, _warnings(manifest))
+    return Pack(path, manifest, _warnings(manifest) if check_files else ())
 
 
 def _decode(where: Path) -> dict[str, Any]:

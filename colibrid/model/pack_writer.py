@@ -173,6 +173,8 @@ def open_writer(dst: Path, fingerprint: str, crc32c: Crc32c, *, wait: bool) -> I
 
     PackExistsError: DST is there. ModelError: somebody else writes it, or the place is not writable.
     """
+    dst = dst.resolve()  # also "." has a name then
+    _require_absent(dst)
     partial = dst.with_name(f"{dst.name}.partial")
     descriptor = _lock(dst, partial, wait=wait)
     try:
@@ -183,10 +185,14 @@ def open_writer(dst: Path, fingerprint: str, crc32c: Crc32c, *, wait: bool) -> I
         os.close(descriptor)
 
 
+def _require_absent(dst: Path) -> None:
+    if dst.exists():
+        raise PackExistsError(f"{dst}: exists already; remove it or choose another destination")
+
+
 def _lock(dst: Path, partial: Path, *, wait: bool) -> int:
     while True:
-        if dst.exists():
-            raise PackExistsError(f"{dst}: exists already; remove it or choose another destination")
+        _require_absent(dst)
         try:
             partial.mkdir(exist_ok=True)
             descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from colibrid.errors import ModelError
 from colibrid.model.manifest import PackFile, Section
 from colibrid.model.pack_writer import CRC_BLOCK, PackExistsError, open_writer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FILE = PackFile(
     name="a.bin",
@@ -52,6 +49,14 @@ def test_an_existing_name_is_refused_at_once(tmp_path: Path) -> None:
     """Also when it is a file."""
     (tmp_path / "p").write_text("")
     with pytest.raises(PackExistsError), open_writer(tmp_path / "p", "key", zlib.crc32, wait=True):
+        pass
+
+
+@pytest.mark.parametrize("name", [".", "..", "/", "./"])
+def test_folders_without_a_name_of_their_own_exist(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`convert SRC .` is refused like every existing destination."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PackExistsError), open_writer(Path(name), "key", zlib.crc32, wait=False):
         pass
 
 
