@@ -25,6 +25,7 @@
 #include "kernel_dispatch.h"
 #include "loader.h"
 #include "loader_internal.h" /* clb_fail */
+#include "memory_map.h"
 #include "memory_pool.h"
 #include "step.h"
 

@@ -1,6 +1,7 @@
 /* Cache pool: run sizes, views, the life of shared runs, random slots against a shadow, dispatch buffers. */
 #include "cache_pool.h"
 
+#include "memory_map.h"
 #include "test.h"
 
 #define PAGE 4096u
