@@ -19,7 +19,7 @@ try:
     print(d.probe(0))
 except d.DeviceError as error:
     sys.exit(str(error))'
-git rev-parse HEAD 2>/dev/null || echo "not a git checkout"
+git rev-parse --verify --quiet HEAD || echo "not a git checkout"
 
 echo "== build"
 "$python" kernels_cu/build.py --all --out "$out/cubins" kernels_cu/*.cu tests/cuda/*.cu | tee "$out/build.txt"

@@ -114,8 +114,9 @@ def build(nvcc: str, sources: list[Path], arches: list[str], out: Path) -> dict[
         common = [nvcc, *FLAGS, f"-I{HERE}"]
         ptx = out / f"{source.stem}.sm_80.ptx"
         run([*common, "-ptx", f"-arch={PTX_ARCH}", "-o", str(ptx), str(source)])
-        parameters |= read_parameters(ptx.read_text())
-        images.append(image(ptx, source, "sm_80", "ptx", {}))
+        sizes = read_parameters(ptx.read_text())
+        parameters |= sizes
+        images.append(image(ptx, source, "sm_80", "ptx", {name: {} for name in sizes}))
         for arch in arches:
             cubin = out / f"{source.stem}.{arch}.cubin"
             log = run([*common, "-cubin", f"-arch={arch}", "-Xptxas", "-v", "-o", str(cubin), str(source)])
@@ -151,7 +152,7 @@ def main() -> int:
         arches += [arch for arch in MORE_ARCHES if arch in known]
     manifest = build(nvcc, options.sources or sorted(HERE.glob("*.cu")), arches, options.out)
     for entry in manifest["images"]:
-        for name, used in entry["kernels"].items():
+        for name, used in entry["kernels"].items() if entry["kind"] == "cubin" else ():
             print(f"{name:24} {entry['arch']:7} {used['registers']:4} registers {used['shared_bytes']:6} B shared")
     print(f"{len(manifest['images'])} images in {options.out}")
     return 0

@@ -101,6 +101,7 @@ class ModuleImage:
     arch: str
     kind: str
     sha256: str
+    kernels: frozenset[str]
 
 
 def probe(index: int = 0) -> DeviceInfo:
@@ -192,10 +193,7 @@ class CudaDevice:
         """
         try:
             manifest = json.loads((folder / "manifest.json").read_bytes())
-            images = [
-                ModuleImage(**{name: entry[name] for name in ModuleImage.__dataclass_fields__})
-                for entry in manifest["images"]
-            ]
+            images = [_read_image(entry) for entry in manifest["images"]]
             abi = manifest["abi_version"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DeviceError(
@@ -213,8 +211,15 @@ class CudaDevice:
                 f"no cubin for compute capability {major}.{minor}: the driver compiles PTX for sm_80 now, which starts "
                 f"slower and runs slower; build with `python3 kernels_cu/build.py --all`"
             )
-        modules = [self._load_image(folder, image) for image in chosen]
-        return {name: self._function(modules, name, size) for name, size in expected.items()}
+        functions: dict[str, int] = {}
+        for image in chosen:
+            wanted = image.kernels & expected.keys()
+            if wanted:
+                module = self._load_image(folder, image)
+                functions |= {name: self._function(module, name, expected[name]) for name in wanted}
+        if missing := sorted(expected.keys() - functions.keys()):
+            raise DeviceError(f"kernels: manifest.json has no kernel {missing[0]}; rebuild them with `make cubins`")
+        return functions
 
     def map_host(self, address: int, size: int) -> int:
         """Page-lock memory of ours (address and size multiples of 4096) and return its device address.
@@ -277,22 +282,27 @@ class CudaDevice:
         self._undo.append(lambda: self.driver.cuModuleUnload(module))
         return module
 
-    def _function(self, modules: list[Any], name: str, size: int) -> int:
-        success = self.driver.CUresult.CUDA_SUCCESS
-        for module in modules:
-            status, function = self.driver.cuModuleGetFunction(module, name.encode())
-            if status == success:
-                break
-        else:
-            raise DeviceError(f"kernels: no image has a kernel {name}; rebuild them with `make cubins`")
+    def _function(self, module: Any, name: str, size: int) -> int:
+        """One kernel. build.py made sure that it has exactly one parameter; its size is the driver's word."""
+        function = _call(self.driver, "cuModuleGetFunction", module, name.encode())
         _, actual = _call(self.driver, "cuFuncGetParamInfo", function, 0)
-        extra, *_ = self.driver.cuFuncGetParamInfo(function, 1)
-        if int(actual) != size or extra == success:
+        if int(actual) != size:
             raise DeviceError(
-                f"kernels: {name} takes {'several parameters' if extra == success else f'{int(actual)} bytes'}, the engine "
-                f"passes one struct of {size}; rebuild them with `make cubins`"
+                f"kernels: {name} takes a struct of {int(actual)} bytes, the engine passes {size}; "
+                "rebuild them with `make cubins`"
             )
         return int(function)
+
+
+def _read_image(entry: dict[str, Any]) -> ModuleImage:
+    return ModuleImage(
+        file=str(entry["file"]),
+        source=str(entry["source"]),
+        arch=str(entry["arch"]),
+        kind=str(entry["kind"]),
+        sha256=str(entry["sha256"]),
+        kernels=frozenset(entry["kernels"]),
+    )
 
 
 def _load_bindings() -> Any:
