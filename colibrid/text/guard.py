@@ -35,11 +35,13 @@ class SpecialGuard:
         self._longest = max(map(len, self._specials), default=0)
 
     def guard(self, value: Any) -> Any:
-        """`value` with every string in it, at any depth, made safe; keys of objects too."""
+        """`value` with every string in it, at any depth, made safe; keys of objects too, if they are no plain names."""
         if isinstance(value, str):
             return self.guard_text(value)
         if isinstance(value, dict):
-            return {self.guard(key): self.guard(entry) for key, entry in value.items()}
+            return {
+                key if key.isidentifier() else self.guard_text(key): self.guard(entry) for key, entry in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self.guard(entry) for entry in value]
         return value

@@ -20,6 +20,7 @@ import tokenizers
 from colibrid.errors import ModelError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 INLINE_CHARS = 4096  # about 1 ms of work; more goes to the worker thread
@@ -76,6 +77,7 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in self._specials)
         self.special_strings = tuple(token.content for token in self._specials)
         self.mark = random_mark()
+        self._whole_specials = _any_of(self.special_strings)
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -94,13 +96,29 @@ class Tokenizer:
         return self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_guarded(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a rendered template: special strings broken by `mark` are plain text, whole ones are ids."""
+        """Token ids of a rendered template: special strings broken by `mark` are plain text, whole ones are ids.
+
+        Raises RequestError if text that is not a whole special string still gave a special token.
+        """
+        whole = len(self._whole_specials.findall(text))
+        allowed = whole + (self._fast.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0)
         if self.mark not in text:
-            return self.encode(text, add_special_tokens=add_special_tokens)
+            ids = self.encode(text, add_special_tokens=add_special_tokens)
+            if self._count_specials(ids) <= allowed:
+                return ids
         _refuse_surrogates(text)
         if self._plain is None:
-            self._plain = _PlainTokenizer(self._source, self._specials)
-        return self._plain.encode(text, self.mark, add_special_tokens=add_special_tokens)
+            self._plain = _PlainTokenizer(self._source, self._specials, self.mark)
+        for keep_mark in (False, True):
+            ids = self._plain.encode(text, add_special_tokens=add_special_tokens, keep_mark=keep_mark)
+            if self._count_specials(ids) <= allowed:
+                return ids
+        raise RequestError(
+            "The messages hold text that this model reads as a control token; remove it.", param="messages"
+        )
+
+    def _count_specials(self, ids: list[int]) -> int:
+        return sum(token in self.special_ids for token in ids) if self.special_ids else 0
 
     async def encode_async(self, text: str, *, add_special_tokens: bool, guarded: bool = False) -> list[int]:
         """As `encode` or `encode_guarded`, in the worker thread when the text is long.
@@ -174,25 +192,36 @@ class _PlainTokenizer:
     """The same tokenizer with special strings switched off and unguessable aliases of them switched on.
 
     Splitting at an alias is the same as splitting at the special token itself, so the ids of all other text are
-    those that the original would give.
+    those that the original would give. The mark is a token of its own here, for vocabularies whose ordinary pieces
+    include the special strings: kept in the text it keeps their halves apart, at the price of other ids around it.
     """
 
-    def __init__(self, source: str, specials: list[_AddedToken]) -> None:
+    def __init__(self, source: str, specials: list[_AddedToken], mark: str) -> None:
         self._fast = tokenizers.Tokenizer.from_str(source)
         self._fast.no_truncation()
         self._fast.no_padding()
         self._fast.encode_special_tokens = True
+        self._mark = mark
         stem = random_mark()
         self._alias = {token.content: stem + chr(_PLANE_16 + index) for index, token in enumerate(specials)}
         self._fast.add_tokens([_alias_token(self._alias[token.content], token) for token in specials])
+        self._fast.add_tokens([tokenizers.AddedToken(mark, special=False, normalized=False)])
+        self._mark_id = self._fast.token_to_id(mark)
         self._id_of = {self._fast.token_to_id(self._alias[token.content]): token.id for token in specials}
-        longest_first = sorted(self._alias, key=len, reverse=True)
-        self._whole = re.compile("|".join(map(re.escape, longest_first)))
+        self._whole = _any_of(self._alias)
 
-    def encode(self, text: str, mark: str, *, add_special_tokens: bool) -> list[int]:
-        aliased = self._whole.sub(lambda match: self._alias[match.group()], text).replace(mark, "")
+    def encode(self, text: str, *, add_special_tokens: bool, keep_mark: bool) -> list[int]:
+        aliased = self._whole.sub(lambda match: self._alias[match.group()], text)
+        if not keep_mark:
+            aliased = aliased.replace(self._mark, "")
         found = self._fast.encode_batch_fast([aliased], add_special_tokens=add_special_tokens)[0].ids
-        return [self._id_of.get(token, token) for token in found]
+        return [self._id_of.get(token, token) for token in found if token != self._mark_id]
+
+
+def _any_of(strings: Iterable[str]) -> re.Pattern[str]:
+    """Finds the longest of `strings` at each place."""
+    longest_first = sorted(filter(None, strings), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _alias_token(alias: str, token: _AddedToken) -> tokenizers.AddedToken:

@@ -176,7 +176,9 @@ async def test_echo_with_logprobs_scores_the_prompt(server, stream):
     assert logprobs["token_logprobs"][0] is None
     assert logprobs["top_logprobs"][0] is None
     assert logprobs["token_logprobs"][1:] == [-0.5] * (len(logprobs["tokens"]) - 1)
-    assert all(text[at:].startswith(token) for at, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True))
+    assert all(
+        text[at:].startswith(token) for at, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True)
+    )
 
 
 async def test_scoring_generates_nothing(server):

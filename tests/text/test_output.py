@@ -1,0 +1,52 @@
+"""The text of one generation."""
+
+from __future__ import annotations
+
+from colibrid.text.output import OutputOptions, OutputText
+
+
+def run(tokenizer, ids, **options):
+    text = OutputText(tokenizer, OutputOptions(**options))
+    pieces = []
+    for token in ids:
+        pieces.append(text.push(token))
+        if text.stopped:
+            break
+    pieces.append(text.finish())
+    return "".join(pieces), text
+
+
+def test_stop_ids_have_no_text(byte_level):
+    """A stop id, special or not, is no part of the text unless it is asked for."""
+    ids = [568, 572, 64]
+    assert run(byte_level, ids, stop_token_ids=frozenset({64}))[0] == "The capital"
+    assert run(byte_level, ids, stop_token_ids=frozenset({64}), include_stop=True)[0] == "The capitala"
+    assert run(byte_level, [568, 4093], stop_token_ids=frozenset({4093}), include_stop=True)[0] == "The"
+
+
+def test_stop_string_counts_its_tokens(byte_level):
+    """After a stop string the count holds the token that completed it."""
+    text, output = run(byte_level, [568, 572, 281], stops=("cap",))
+    assert (text, output.stopped, output.tokens) == ("The ", True, 2)
+
+
+def test_stop_string_in_the_last_character(byte_level):
+    """A stop string that only the replacement of a broken character completes ends the text too."""
+    broken = byte_level.encode("日", add_special_tokens=False)[0]
+    text, output = run(byte_level, [568, broken], stops=("e\ufffd",))
+    assert (text, output.stopped) == ("Th", True)
+
+
+def test_held_text_comes_at_the_end(byte_level):
+    """Text held back for a stop string that never came is given out at the end."""
+    assert run(byte_level, [568, 572], stops=("capitalist",))[0] == "The capital"
+
+
+def test_offsets_count_characters(byte_level):
+    """chars is where the next token begins, whatever is held back."""
+    output = OutputText(byte_level, OutputOptions(stops=("The capital of",)))
+    starts = []
+    for token in (568, 572, 303):
+        starts.append(output.chars)
+        output.push(token)
+    assert starts == [0, 3, 11]
