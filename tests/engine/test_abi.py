@@ -6,13 +6,17 @@ import ctypes
 import re
 import shutil
 import subprocess
-from enum import IntEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from colibrid.engine import abi
-from colibrid.engine.library import Library
+
+if TYPE_CHECKING:
+    from enum import IntEnum
+
+    from colibrid.engine.library import Library
 
 HEADER = Path(__file__).resolve().parents[2] / "engine_c" / "include" / "colibri.h"
 STRUCTS: dict[str, type[ctypes.Structure]] = {
@@ -79,11 +83,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     lines = ["#include <stdio.h>", '#include "colibri.h"', "int main(void) {"]
     for name, mirror in STRUCTS.items():
         lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
-        for field in mirror._fields_:
-            lines.append(f'printf("{name}.{field[0]} %zu\\n", offsetof({name}, {field[0]}));')
+        members = [field[0] for field in mirror._fields_]
+        lines.extend(f'printf("{name}.{member} %zu\\n", offsetof({name}, {member}));' for member in members)
     enumerators = [f"{prefix}{member.name}" for prefix, enum in ENUMS.items() for member in enum if member.name != "OK"]
-    for name in [*CONSTANTS, *enumerators]:
-        lines.append(f'printf("{name} %lld\\n", (long long)({name}));')
+    lines.extend(f'printf("{name} %lld\\n", (long long)({name}));' for name in [*CONSTANTS, *enumerators])
     folder = tmp_path_factory.mktemp("abi")
     source = folder / "measure.c"
     source.write_text("\n".join([*lines, "return 0;", "}"]))

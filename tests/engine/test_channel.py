@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+from descriptors import open_descriptors
 
 from colibrid.config.settings import BatchSettings, ModelSettings, Settings
 from colibrid.engine import abi
@@ -16,7 +17,11 @@ from colibrid.engine.configure import EngineSetup
 from colibrid.engine.library import KernelModules, Library
 from colibrid.engine.spec import channel_shape, make_spec
 from colibrid.errors import EngineError
-from colibrid.model.pack import Pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from colibrid.model.pack import Pack
 
 PROMPT = (5, 6, 7, 8, 9)
 
@@ -235,7 +240,7 @@ def test_the_engine_refuses_memory_of_another_shape(library: Library) -> None:
 
 def test_close_leaves_no_descriptor(library: Library) -> None:
     """Opening and closing channels changes neither descriptors nor mappings."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(20):
         DaemonChannel(library, shape()).close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 
 from colibrid.config.settings import BatchSettings, Settings
 from colibrid.engine import abi
 from colibrid.engine.configure import EngineSetup, plan_memory
-from colibrid.engine.library import Library
 from colibrid.engine.spec import EngineSpec, make_spec
 from colibrid.errors import ConfigError, EngineError, ModelError
-from colibrid.model.pack import Pack
+
+if TYPE_CHECKING:
+    from colibrid.engine.library import Library
+    from colibrid.model.pack import Pack
 
 
 @pytest.fixture

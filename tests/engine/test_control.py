@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
+from descriptors import open_descriptors
 
 from colibrid.config.settings import Settings
 from colibrid.engine import control
 from colibrid.engine.spec import channel_shape, make_spec
 from colibrid.engine.state import MemoryPlan
-from colibrid.model.pack import Pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from colibrid.model.pack import Pack
 
 PLAN = MemoryPlan(weights=1, kv=2, kv_bytes_per_token=3, kv_tokens=4, temp=5, dispatch=6, host=7, total=8)
 
@@ -97,11 +102,11 @@ def test_malformed_frames_are_refused(data: bytes, pair: tuple[socket.socket, so
 def test_descriptors_of_a_refused_frame_are_closed(pair: tuple[socket.socket, socket.socket]) -> None:
     """A frame that is refused leaves no descriptor behind."""
     fd = os.eventfd(0)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     socket.send_fds(pair[0], [frame(STOP)], [fd])
     with pytest.raises(control.FrameError):
         control.receive(pair[1])
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
     os.close(fd)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from colibrid.engine.host_memory import available_bytes
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GIB = 1 << 30
 

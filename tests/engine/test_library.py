@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
+from descriptors import open_descriptors
 
 from colibrid.engine import library as native
 from colibrid.engine.library import InstallError, KernelModules, Library
@@ -64,12 +64,12 @@ def test_changed_module_is_refused_with_both_hashes(folder: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with pytest.raises(InstallError) as caught:
         KernelModules(folder)
     assert hashlib.sha256(data).hexdigest() in str(caught.value)
     assert entry["sha256"] in str(caught.value)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 @pytest.mark.parametrize(

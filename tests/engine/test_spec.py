@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +20,9 @@ from colibrid.config.settings import (
 )
 from colibrid.engine.spec import channel_shape, make_spec, run_tokens
 from colibrid.errors import ConfigError
-from colibrid.model.pack import Pack
+
+if TYPE_CHECKING:
+    from colibrid.model.pack import Pack
 
 
 def test_defaults_follow_the_model(bundled_pack: Pack) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from colibrid.engine import abi
 from colibrid.engine.tables import ModelTables, experts_per_token, max_experts
 from colibrid.errors import ModelError
-from colibrid.model.pack import Pack
+
+if TYPE_CHECKING:
+    from colibrid.model.pack import Pack
 
 
 def test_tables_say_what_the_manifest_says(bundled_pack: Pack) -> None:

@@ -8,18 +8,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from descriptors import open_descriptors
 
 from colibrid.config.settings import BatchSettings, Settings
 from colibrid.engine import control
-from colibrid.engine.library import Library
 from colibrid.engine.process import PACKAGE_ROOT, EngineProcess
 from colibrid.engine.spec import EngineSpec, channel_shape, make_spec
-from colibrid.model.pack import Pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from colibrid.engine.library import Library
+    from colibrid.model.pack import Pack
 
 DEADLINE_S = 20.0
 
@@ -188,7 +193,7 @@ def test_a_broken_pack_exits_with_78(
 def test_wrong_arguments_are_refused() -> None:
     """The worker is not for people: without a control descriptor it says so and exits with 78."""
     done = subprocess.run(
-        [sys.executable, "-m", "colibrid.engine.worker"], capture_output=True, text=True, cwd=PACKAGE_ROOT
+        [sys.executable, "-m", "colibrid.engine.worker"], capture_output=True, text=True, cwd=PACKAGE_ROOT, check=False
     )
     assert done.returncode == 78
     assert "started by colibrid" in done.stderr
@@ -204,10 +209,10 @@ def test_imports_stay_light() -> None:
 
 def test_release_leaves_nothing(library: Library, spec: EngineSpec, bundled_pack: Pack) -> None:
     """Spawning and releasing leaves no descriptor and no process, even in mid-load."""
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(3):
         process = EngineProcess(library, spec, channel_shape(spec, bundled_pack.manifest))
         process.release()
         with pytest.raises(ProcessLookupError):
             os.kill(process.pid, 0)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before

@@ -1,0 +1,149 @@
+"""A generation hands on what arrives, once, and lets go however its consumer ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from colibrid.batch.generation import LiveGeneration
+from colibrid.batch.request import ExpertUsage, GenerateRequest, GenerateResult, Sampling, TokenRecord
+from colibrid.errors import EngineFaultError
+
+REQUEST = GenerateRequest(request_id="r", prompt_ids=(1,), max_tokens=3, sampling=Sampling(seed=0))
+RESULT = GenerateResult(
+    finish_reason="stop",
+    stop_token=3,
+    prompt_tokens=1,
+    completion_tokens=3,
+    cached_tokens=0,
+    prompt_records=(),
+    experts=ExpertUsage(1, 1, 0, 0),
+    queue_ms=0.0,
+    prefill_ms=0.0,
+    decode_ms=0.0,
+)
+
+
+class Owner:
+    """Counts what a generation tells its scheduler."""
+
+    def __init__(self) -> None:
+        self.cancels = 0
+        self.consumed_up_to = 0
+
+    def cancelled(self, generation: LiveGeneration) -> None:
+        self.cancels += 1
+
+    def consumed(self, generation: LiveGeneration) -> None:
+        self.consumed_up_to = generation.consumed
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+@pytest.fixture
+def generation(owner: Owner) -> LiveGeneration:
+    return LiveGeneration(REQUEST, owner, 0.0)
+
+
+async def test_records_come_in_the_lists_in_which_they_arrived(generation: LiveGeneration, owner: Owner) -> None:
+    """Everything that has arrived is one list; lists are never empty; reading is reported."""
+    generation.add(TokenRecord(1))
+    generation.add(TokenRecord(2))
+    batches = aiter(generation)
+    assert await anext(batches) == [TokenRecord(1), TokenRecord(2)]
+    assert owner.consumed_up_to == 2
+    waiting = asyncio.ensure_future(anext(batches))
+    await asyncio.sleep(0)
+    generation.wake()  # a false alarm yields nothing
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    generation.add(TokenRecord(3))
+    generation.finish(RESULT)
+    assert await waiting == [TokenRecord(3)]
+    with pytest.raises(StopAsyncIteration):
+        await anext(batches)
+    assert generation.result == RESULT
+    assert owner.cancels == 0
+
+
+async def test_an_error_comes_after_what_has_arrived(generation: LiveGeneration) -> None:
+    """Tokens before a fault are delivered, then the fault is raised, and there is no result."""
+    generation.add(TokenRecord(1))
+    generation.fail(EngineFaultError("the engine died"))
+    batches = aiter(generation)
+    assert await anext(batches) == [TokenRecord(1)]
+    with pytest.raises(EngineFaultError):
+        await anext(batches)
+    assert generation.result is None
+
+
+async def test_breaking_out_cancels(generation: LiveGeneration, owner: Owner) -> None:
+    """A consumer that leaves its loop releases the slot."""
+    generation.add(TokenRecord(1))
+    async for _ in generation:
+        break
+    await asyncio.sleep(0.01)  # the loop closes abandoned generators
+    assert owner.cancels == 1
+
+
+async def test_an_exception_in_the_loop_cancels(generation: LiveGeneration, owner: Owner) -> None:
+    """A consumer that fails releases the slot when it leaves the block."""
+    generation.add(TokenRecord(1))
+    with pytest.raises(ZeroDivisionError):
+        async with generation:
+            async for _ in generation:
+                raise ZeroDivisionError
+    assert owner.cancels == 1
+
+
+async def test_a_cancelled_task_cancels(generation: LiveGeneration, owner: Owner) -> None:
+    """A handler that is cancelled while it waits for tokens releases the slot at once."""
+
+    async def consume() -> None:
+        async for _ in generation:
+            pass
+
+    task = asyncio.create_task(consume())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert owner.cancels == 1
+
+
+async def test_leaving_the_block_without_reading_cancels(generation: LiveGeneration, owner: Owner) -> None:
+    """A generation that nobody iterates is not left running."""
+    async with generation:
+        pass
+    assert owner.cancels == 1
+
+
+async def test_cancel_ends_the_iteration_quietly_and_once(generation: LiveGeneration, owner: Owner) -> None:
+    """After cancel the loop ends without a result; more cancels are harmless."""
+    waiting = asyncio.create_task(anext(aiter(generation), None))
+    await asyncio.sleep(0)
+    generation.cancel()
+    generation.cancel()
+    assert await waiting is None
+    assert generation.result is None
+    assert owner.cancels == 1
+
+
+async def test_cancel_after_the_end_is_harmless(generation: LiveGeneration, owner: Owner) -> None:
+    """A finished generation has no slot to release."""
+    generation.finish(RESULT)
+    generation.cancel()
+    assert owner.cancels == 0
+    assert generation.result == RESULT
+
+
+async def test_a_generation_is_iterated_once(generation: LiveGeneration) -> None:
+    """Two readers would each miss tokens, so the second is refused."""
+    generation.finish(RESULT)
+    assert [batch async for batch in generation] == []
+    with pytest.raises(RuntimeError):
+        aiter(generation)

@@ -1,0 +1,198 @@
+"""Random histories of the scheduler: whatever happens, nothing is lost, mixed up, or left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fake_engine import KV_TOKENS, SLOTS, VOCAB, FakeEngine, expected_tokens
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from colibrid.batch.interfaces import EngineInfo
+from colibrid.batch.request import GenerateRequest, Sampling
+from colibrid.batch.scheduler import Scheduler
+from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings
+from colibrid.errors import EngineFaultError, OverloadedError
+
+if TYPE_CHECKING:
+    from colibrid.batch.generation import LiveGeneration
+
+QUEUE = 3
+
+
+class Client:
+    """Reads a generation to its end, and knows what must have come out."""
+
+    def __init__(self, generation: LiveGeneration, reads: bool) -> None:
+        self.generation = generation
+        self.tokens: list[int] = []
+        self.faulted = False
+        self.cancelled = False
+        self.task = asyncio.ensure_future(self._read()) if reads else None
+
+    def read_now(self) -> None:
+        if self.task is None:
+            self.task = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        try:
+            async for records in self.generation:
+                assert records
+                self.tokens += [record.token for record in records]
+        except EngineFaultError:
+            self.faulted = True
+
+    def check(self) -> None:
+        """What has come is the beginning of what must come; all of it if there is a result."""
+        request = self.generation.request
+        expected = expected_tokens(request.prompt_ids, request.sampling.seed, request.max_tokens)
+        assert self.tokens == expected[: len(self.tokens)]
+        if self.task is not None and self.task.done():
+            self.task.result()  # no other exception
+            ended_well = self.generation.result is not None
+            assert ended_well or self.faulted or self.cancelled
+            if ended_well:
+                assert self.tokens == expected
+                assert not self.faulted
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.engine = FakeEngine()
+        self.clients: list[Client] = []
+        info = EngineInfo(
+            model_id="fake",
+            family="Fake",
+            vocab_size=VOCAB,
+            max_seq_len=1000,
+            slots=SLOTS,
+            experts_per_token=4,
+            device="cpu",
+            fingerprint="fp_0",
+        )
+
+        async def make() -> Scheduler:
+            return Scheduler(
+                self.engine,
+                info,
+                (4,),
+                batch=BatchSettings(slots=SLOTS),
+                limits=LimitsSettings(queue=QUEUE),
+                experts=ExpertsSettings(),
+            )
+
+        self.scheduler = self.loop.run_until_complete(make())
+        self.call(self.engine.become_ready)
+
+    def call(self, function: object, *arguments: object) -> object:
+        """Call on the loop, then let everything that is due run."""
+
+        async def run() -> object:
+            assert callable(function)
+            result = function(*arguments)
+            for _ in range(6):
+                await asyncio.sleep(0)
+            return result
+
+        return self.loop.run_until_complete(run())
+
+    @rule(
+        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
+        max_tokens=st.one_of(st.integers(0, 12), st.integers(KV_TOKENS // 3, KV_TOKENS // 2)),
+        seed=st.integers(0, 99),
+        reads=st.booleans(),
+    )
+    def submit(self, prompt: list[int], max_tokens: int, seed: int, reads: bool) -> None:
+        request = GenerateRequest(
+            request_id="r", prompt_ids=tuple(prompt), max_tokens=max_tokens, sampling=Sampling(seed=seed)
+        )
+        counts = self.scheduler.counts
+
+        def run() -> None:
+            try:
+                generation = self.scheduler.submit(request)
+            except OverloadedError as error:
+                full = counts.queued + counts.running >= SLOTS + QUEUE
+                assert full or error.code == "model_loading"
+                assert (error.code == "model_loading") == (self.engine.session is None)
+            else:
+                self.clients.append(Client(generation, reads))
+
+        self.call(run)
+
+    @precondition(lambda self: self.engine.session is not None)
+    @rule(times=st.integers(1, 4))
+    def step(self, times: int) -> None:
+        for _ in range(times):
+            self.call(self.engine.session.step)  # type: ignore[union-attr]
+
+    @precondition(lambda self: self.engine.session is not None)
+    @rule()
+    def step_unseen(self) -> None:
+        """The engine works, and the daemon has not looked yet."""
+        assert self.engine.session is not None
+        self.engine.session.channel.step()
+
+    @precondition(lambda self: bool(self.clients))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        client = data.draw(st.sampled_from(self.clients))
+        if not client.generation.ended:
+            client.cancelled = True
+        self.call(client.generation.cancel)
+
+    @precondition(lambda self: bool(self.clients))
+    @rule(data=st.data())
+    def start_reading(self, data: st.DataObject) -> None:
+        self.call(data.draw(st.sampled_from(self.clients)).read_now)
+
+    @precondition(lambda self: self.engine.session is not None)
+    @rule()
+    def die(self) -> None:
+        self.call(self.engine.die)
+
+    @precondition(lambda self: self.engine.session is None)
+    @rule()
+    def restart(self) -> None:
+        self.call(self.engine.become_ready)
+
+    @invariant()
+    def nothing_is_mixed_up(self) -> None:
+        for client in self.clients:
+            client.check()
+        self.scheduler._slots.check()
+        counts = self.scheduler.counts
+        assert counts.submitted == len(self.clients)
+        live = sum(not client.generation.ended for client in self.clients)
+        assert counts.finished + counts.failed + counts.cancelled + live == counts.submitted
+        assert counts.queued <= QUEUE + SLOTS
+        assert self.scheduler._slots.run_tokens <= KV_TOKENS
+
+    def teardown(self) -> None:
+        """With an engine and readers everything ends: no slot stays taken and no client waits."""
+        if self.engine.session is None:
+            self.call(self.engine.become_ready)
+        for client in self.clients:
+            self.call(client.read_now)
+        for _ in range(KV_TOKENS * (SLOTS + QUEUE)):
+            counts = self.scheduler.counts
+            if counts.queued + counts.running == 0:
+                break
+            self.step(1)
+        assert (self.scheduler.counts.queued, self.scheduler.counts.running) == (0, 0)
+        for client in self.clients:
+            assert client.task is not None
+            assert client.task.done()
+            client.check()
+        assert self.loop.run_until_complete(self.scheduler.drain(1))
+        self.call(self.engine.die)
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
+TestSchedulerMachine = SchedulerMachine.TestCase

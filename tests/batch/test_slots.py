@@ -1,0 +1,123 @@
+"""Slots go through their states in the right order only, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from colibrid.batch.slots import SlotState, SlotTable
+
+SLOTS = 5
+
+
+class SlotMachine(RuleBasedStateMachine):
+    """A plain model beside the table: index -> (state, generation, owner)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: SlotTable[int] = SlotTable(SLOTS)
+        self.model: dict[int, tuple[SlotState, int, int]] = {}
+        self.generations = [0] * SLOTS
+        self.owners = 0
+
+    def pick(self, data: st.DataObject, *states: SlotState) -> int:
+        return data.draw(st.sampled_from([i for i, (state, _, _) in self.model.items() if state in states]))
+
+    def has(self, *states: SlotState) -> bool:
+        return any(state in states for state, _, _ in self.model.values())
+
+    @precondition(lambda self: len(self.model) < SLOTS)
+    @rule(tokens=st.integers(1, 100))
+    def open(self, tokens: int) -> None:
+        slot = self.table.free()[0]
+        generation = slot.generation + 1
+        assert generation > self.generations[slot.index]
+        self.owners += 1
+        self.table.open(slot.index, generation, self.owners, tokens)
+        self.generations[slot.index] = generation
+        self.model[slot.index] = (SlotState.OPENING, generation, self.owners)
+
+    @precondition(lambda self: self.has(SlotState.OPENING, SlotState.CLOSING))
+    @rule(data=st.data())
+    def opened(self, data: st.DataObject) -> None:
+        index = self.pick(data, SlotState.OPENING, SlotState.CLOSING)
+        state, generation, owner = self.model[index]
+        slot = self.table.find(index, generation)
+        assert slot is not None
+        self.table.opened(slot)
+        after = SlotState.RUNNING if state is SlotState.OPENING else SlotState.CLOSING
+        self.model[index] = (after, generation, owner)
+
+    @precondition(lambda self: self.has(SlotState.OPENING, SlotState.RUNNING))
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        index = self.pick(data, SlotState.OPENING, SlotState.RUNNING)
+        _, generation, owner = self.model[index]
+        slot = self.table.find(index, generation)
+        assert slot is not None
+        self.table.close(slot)
+        self.model[index] = (SlotState.CLOSING, generation, owner)
+
+    @precondition(lambda self: bool(self.model))
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        index = self.pick(data, *SlotState)
+        _, generation, owner = self.model.pop(index)
+        slot = self.table.find(index, generation)
+        assert slot is not None
+        assert self.table.release(slot) == owner
+
+    @rule()
+    def lose_the_engine(self) -> None:
+        assert self.table.release_all() == [self.model[index][2] for index in sorted(self.model)]
+        self.model.clear()
+
+    @invariant()
+    def table_equals_model(self) -> None:
+        self.table.check()
+        assert self.table.busy == len(self.model)
+        assert {slot.index for slot in self.table.free()} == set(range(SLOTS)) - set(self.model)
+        assert {slot.index for slot in self.table.running()} == {
+            i for i, (state, _, _) in self.model.items() if state in (SlotState.OPENING, SlotState.RUNNING)
+        }
+        for index, (state, generation, owner) in self.model.items():
+            slot = self.table.find(index, generation)
+            assert slot is not None
+            assert (slot.state, slot.owner) == (state, owner)
+            assert self.table.find(index, generation - 1) is None
+
+
+TestSlotMachine = SlotMachine.TestCase
+
+
+def test_events_of_an_earlier_owner_find_nothing() -> None:
+    """A slot is found by its present generation only, and never when it is free."""
+    table: SlotTable[str] = SlotTable(1)
+    assert table.find(0, 0) is None
+    table.open(0, 1, "first", 10)
+    slot = table.find(0, 1)
+    assert slot is not None
+    table.release(slot)
+    table.open(0, 2, "second", 10)
+    assert table.find(0, 1) is None
+    assert table.find(1, 1) is None
+    assert table.find(-1, 2) is None
+
+
+def test_wrong_transitions_are_caught() -> None:
+    """Opening a busy slot, skipping a generation, closing twice and releasing a free slot are bugs that show."""
+    table: SlotTable[str] = SlotTable(1)
+    with pytest.raises(AssertionError):
+        table.open(0, 2, "owner", 1)
+    table.open(0, 1, "owner", 1)
+    with pytest.raises(AssertionError):
+        table.open(0, 2, "other", 1)
+    slot = table.find(0, 1)
+    assert slot is not None
+    table.close(slot)
+    with pytest.raises(AssertionError):
+        table.close(slot)
+    table.release(slot)
+    with pytest.raises(AssertionError):
+        table.release(slot)
