@@ -77,6 +77,7 @@ class InProcessEngine:
         )
         self.spec = msgspec.structs.replace(make_spec(settings, str(pack), self.manifest), **changes)
         self.slots = slots
+        self._generation = 0
         library = self._library = Library()
         shape = channel_shape(self.spec, self.manifest)
         self.channel = DaemonChannel(library, shape)
@@ -109,19 +110,18 @@ class InProcessEngine:
     def stats(self) -> abi.Stats:
         """A fresh copy of the counters."""
         stats = abi.Stats()
-        assert self._library.c.clb_engine_stats(self._engine, ctypes.byref(stats)) == abi.Status.OK
+        self._require(self._library.c.clb_engine_stats(self._engine, ctypes.byref(stats)))
         return stats
 
     def check(self) -> None:
         """Asserts the engine's conservation of pools, runs and slots."""
         error = abi.Error()
         status = self._library.c.clb_engine_check(self._engine, ctypes.byref(error))
-        assert status == abi.Status.OK, error.message.decode()
+        self._require(status, error.message.decode())
 
     def turn(self) -> None:
         worked = ctypes.c_uint32()
-        status = self._library.c.clb_engine_turn(self._engine, ctypes.byref(worked))
-        assert status == abi.Status.OK, self._library.status_name(status)
+        self._require(self._library.c.clb_engine_turn(self._engine, ctypes.byref(worked)))
 
     def run(self, requests: Sequence[SlotRequest]) -> list[Answer]:
         """Serves all requests, as many at once as there are slots, in order of arrival. Generations are set here."""
@@ -145,15 +145,22 @@ class InProcessEngine:
         raise AssertionError(f"requests {sorted(owner.values())} did not end within {TURNS} turns")
 
     def _start(self, slot: int, request: SlotRequest) -> None:
-        self._generation = getattr(self, "_generation", 0) + 1
+        self._generation += 1
         self.channel.write_request(slot, msgspec.structs.replace(request, generation=self._generation))
         count = len(request.prompt_ids)
-        assert self.channel.push(
+        pushed = self.channel.push(
             [
                 Command(abi.CommandKind.OPEN, slot, self._generation),
                 Command(abi.CommandKind.PREFILL, slot, self._generation, 0, count),
             ]
         )
+        if not pushed:
+            raise AssertionError("the command ring is full")
+
+    def _require(self, status: int, message: str = "") -> None:
+        # Not `assert`: this is no test module, so `python -O` would leave it out.
+        if status != abi.Status.OK:
+            raise AssertionError(f"{self._library.status_name(status)} {message}")
 
     def _take(self, event: Any, request: SlotRequest, answer: Answer) -> None:
         if event.kind == abi.EventKind.TOKEN:
