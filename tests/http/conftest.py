@@ -8,7 +8,7 @@ import socket
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import msgspec
@@ -59,7 +59,7 @@ class FakeGeneration:
             self.cancelled = self.ended = True
             self._service.live.discard(self)
 
-    async def __aenter__(self) -> FakeGeneration:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
