@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 
 from colibrid.errors import ConfigError
 from colibrid.http.auth import HostPolicy, KeyRing, check_bind, is_loopback
 from colibrid.http.errors import ForbiddenError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.http.conftest import Server
+
 KEY = "secret-key-1"
 
 
-async def test_every_route_but_health_needs_the_key(make_server):
+async def test_every_route_but_health_needs_the_key(make_server: Callable[..., Any]) -> None:
     """With keys set, everything but the health routes is 401 without one, unknown routes too."""
     server = await make_server(keys=[KEY, "other-key-2"])
     for path in ("/livez", "/readyz", "/health"):
@@ -26,7 +34,7 @@ async def test_every_route_but_health_needs_the_key(make_server):
         assert (await server.post("/v1/completions", {"prompt": "Hi"}, Authorization=f"Bearer {key}")).status == 200
 
 
-async def test_foreign_hosts_are_refused_on_loopback(server):
+async def test_foreign_hosts_are_refused_on_loopback(server: Server) -> None:
     """A loopback server answers to its own names only, whatever the port."""
     for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:80"):
         assert (await server.get("/v1/models", Host=host)).status == 200
@@ -35,7 +43,7 @@ async def test_foreign_hosts_are_refused_on_loopback(server):
         assert (answer.status, answer.error["code"]) == (403, "host_not_allowed")
 
 
-async def test_foreign_pages_are_refused(server):
+async def test_foreign_pages_are_refused(server: Server) -> None:
     """A request with the Origin of another site, or null, is 403; the server's own is fine."""
     for origin in ("http://evil.example", "null", "http://localhost:1"):
         answer = await server.get("/v1/models", Origin=origin)
@@ -43,7 +51,7 @@ async def test_foreign_pages_are_refused(server):
     assert (await server.get("/v1/models", Origin=server.url)).status == 200
 
 
-def test_open_bind_needs_keys():
+def test_open_bind_needs_keys() -> None:
     """Binding an address that others reach refuses to start without keys."""
     check_bind("127.0.0.1", KeyRing())
     check_bind("0.0.0.0", KeyRing([KEY]))
@@ -52,13 +60,13 @@ def test_open_bind_needs_keys():
             check_bind(host, KeyRing())
 
 
-def test_loopback():
+def test_loopback() -> None:
     """Loopback addresses of both families and localhost are told from others."""
     assert all(map(is_loopback, ("127.0.0.1", "127.9.9.9", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "localhost.example")))
 
 
-def test_hosts_are_free_on_other_binds():
+def test_hosts_are_free_on_other_binds() -> None:
     """A server with a public address is called by any name, but not by other sites' pages."""
     policy = HostPolicy("0.0.0.0")
     policy.check({"Host": "api.example:8080"})
@@ -66,7 +74,7 @@ def test_hosts_are_free_on_other_binds():
         policy.check({"Host": "api.example", "Origin": "http://evil.example"})
 
 
-def test_key_file(tmp_path):
+def test_key_file(tmp_path: Path) -> None:
     """A key file has one key a line; comments and blank lines do not count."""
     path = tmp_path / "keys"
     path.write_text(f"# mine\n\n  {KEY}  \nother-key-2\n")
@@ -78,7 +86,7 @@ def test_key_file(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "# only a comment\n", "short\n", None])
-def test_bad_key_file(tmp_path, content):
+def test_bad_key_file(tmp_path: Path, content: Any) -> None:
     """A key file that is missing, empty or has a weak key is a configuration error that names it."""
     path = tmp_path / "keys"
     if content is not None:

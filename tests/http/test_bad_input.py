@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from colibrid.errors import EngineFaultError, OverloadedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.http.conftest import Server
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -133,7 +139,7 @@ BAD_CHATS = [
 
 
 @pytest.mark.parametrize(("fields", "param", "part"), BAD_COMPLETIONS)
-async def test_bad_completion(server, fields, param, part):
+async def test_bad_completion(server: Server, fields: dict[str, Any], param: str, part: str) -> None:
     """A wrong field of a completion is 400, named, and explained."""
     answer = await server.post(COMPLETIONS, fields if "prompt" in fields or not fields else {"prompt": "Hi"} | fields)
     assert answer.status == 400
@@ -144,7 +150,7 @@ async def test_bad_completion(server, fields, param, part):
 
 
 @pytest.mark.parametrize(("fields", "param", "part"), BAD_CHATS)
-async def test_bad_chat(server, fields, param, part):
+async def test_bad_chat(server: Server, fields: dict[str, Any], param: str, part: str) -> None:
     """A wrong field of a chat is 400, named, and explained."""
     answer = await server.post(CHAT, {"messages": ASK} | fields)
     assert answer.status == 400
@@ -173,7 +179,7 @@ async def test_bad_chat(server, fields, param, part):
         b'{"a": ' * 100_000,
     ],
 )
-async def test_broken_json(server, raw):
+async def test_broken_json(server: Server, raw: bytes) -> None:
     """What is not one JSON object of finite numbers and valid Unicode is 400."""
     answer = await server.raw(COMPLETIONS, raw)
     assert answer.status == 400
@@ -181,7 +187,7 @@ async def test_broken_json(server, raw):
     assert not server.service.seen
 
 
-async def test_context_length_names_both_numbers(server):
+async def test_context_length_names_both_numbers(server: Server) -> None:
     """Prompt and max_tokens beyond the context: the code, and all numbers in the message."""
     error = (await server.post(COMPLETIONS, {"prompt": [1] * 2000, "max_tokens": 100})).error
     assert error["code"] == "context_length_exceeded"
@@ -189,7 +195,7 @@ async def test_context_length_names_both_numbers(server):
         assert number in error["message"]
 
 
-async def test_unknown_model_is_404(server):
+async def test_unknown_model_is_404(server: Server) -> None:
     """Another model than the served one is 404 and names the served one; its own name is fine."""
     for path, fields in ((COMPLETIONS, {"prompt": "Hi"}), (CHAT, {"messages": ASK})):
         answer = await server.post(path, fields | {"model": "gpt-4"})
@@ -198,7 +204,7 @@ async def test_unknown_model_is_404(server):
         assert (await server.post(path, fields | {"model": "hummingbird-13m"})).status == 200
 
 
-async def test_unknown_fields_are_reported(server):
+async def test_unknown_fields_are_reported(server: Server) -> None:
     """Fields unknown to the API are accepted and listed in a header that they cannot break."""
     request = {"prompt": "Hi", "zeta": 1, "alpha\r\nX-Evil: 1": 2, "é": None}
     answer = await server.post(COMPLETIONS, request)
@@ -209,14 +215,14 @@ async def test_unknown_fields_are_reported(server):
     assert answer.headers["x-colibri-ignored"] == "messages.mood"
 
 
-async def test_unknown_fields_are_refused_when_strict(make_server):
+async def test_unknown_fields_are_refused_when_strict(make_server: Callable[..., Any]) -> None:
     """With server.strict an unknown field is 400."""
     server = await make_server(server={"strict": True})
     answer = await server.post(COMPLETIONS, {"prompt": "Hi", "zeta": 1})
     assert (answer.status, answer.error["param"]) == (400, "zeta")
 
 
-async def test_media_type(server):
+async def test_media_type(server: Server) -> None:
     """Only plain JSON is taken: other types and compressed bodies are 415."""
     good = b'{"prompt": "Hi"}'
     assert (await server.raw(COMPLETIONS, good, Content_Type="text/plain")).status == 415
@@ -227,13 +233,13 @@ async def test_media_type(server):
     assert (await server.raw(COMPLETIONS, good, Content_Type="application/json; charset=utf-8")).status == 200
 
 
-async def test_body_limit(make_server):
+async def test_body_limit(make_server: Callable[..., Any]) -> None:
     """A body over server.max_body_bytes is 413, whether or not its length is told."""
     server = await make_server(server={"max_body_bytes": 2048})
     big = b'{"prompt": "' + b"a" * 4096 + b'"}'
     assert (await server.raw(COMPLETIONS, big)).status == 413
 
-    async def chunks():
+    async def chunks() -> Any:
         yield big
 
     async with server.session.post(
@@ -243,7 +249,7 @@ async def test_body_limit(make_server):
         assert set((await response.json())["error"]) == {"message", "type", "param", "code"}
 
 
-async def test_prompt_bytes_limit(make_server):
+async def test_prompt_bytes_limit(make_server: Callable[..., Any]) -> None:
     """Prompts over limits.prompt_bytes are refused before they are tokenized."""
     server = await make_server(limits={"prompt_bytes": 10})
     answer = await server.post(COMPLETIONS, {"prompt": ["aaaaaa", "éé", "b"]})
@@ -253,7 +259,7 @@ async def test_prompt_bytes_limit(make_server):
     assert (answer.status, answer.error["code"]) == (400, "string_above_max_length")
 
 
-async def test_slow_body_is_408(server, monkeypatch):
+async def test_slow_body_is_408(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that does not arrive in time is 408."""
     monkeypatch.setattr("colibrid.http.body.BODY_TIMEOUT_S", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
@@ -265,7 +271,7 @@ async def test_slow_body_is_408(server, monkeypatch):
     writer.close()
 
 
-async def test_overload_is_503_with_retry_after(server):
+async def test_overload_is_503_with_retry_after(server: Server) -> None:
     """A full queue is 503 with Retry-After in seconds and milliseconds."""
     server.service.refusal = OverloadedError("full", code="server_is_overloaded", retry_after_s=2.5)
     answer = await server.post(COMPLETIONS, {"prompt": "Hi"})
@@ -273,21 +279,21 @@ async def test_overload_is_503_with_retry_after(server):
     assert (answer.headers["Retry-After"], answer.headers["retry-after-ms"]) == ("3", "2500")
 
 
-async def test_draining_closes_the_connection(server):
+async def test_draining_closes_the_connection(server: Server) -> None:
     """While draining, requests are 503 and the connection closes."""
     server.service.refusal = OverloadedError("bye", code="draining", retry_after_s=1)
     answer = await server.post(COMPLETIONS, {"prompt": "Hi"})
     assert (answer.status, answer.error["code"], answer.headers["Connection"]) == (503, "draining", "close")
 
 
-async def test_engine_fault_is_500(server):
+async def test_engine_fault_is_500(server: Server) -> None:
     """An engine that dies before the answer is a 500 of the contract."""
     server.service.failure = EngineFaultError("the engine died")
     answer = await server.post(COMPLETIONS, {"prompt": "Hi"})
     assert (answer.status, answer.error["type"]) == (500, "server_error")
 
 
-async def test_mistakes_of_ours_say_nothing_of_the_inside(server):
+async def test_mistakes_of_ours_say_nothing_of_the_inside(server: Server) -> None:
     """An unexpected exception is a 500 that names the request id only."""
     server.service.failure = ValueError("/secret/path 0xdeadbeef")
     answer = await server.post(COMPLETIONS, {"prompt": "Hi"}, **{"x-request-id": "abc-1"})

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.http.conftest import Server
 
 REPLY = "The capital of Norway is Oslo."
 IDS = [568, 572, 281, 3210, 1031, 303, 2827, 13, 4093]
 
 
-async def test_answer_has_the_openai_shape(server):
+async def test_answer_has_the_openai_shape(server: Server) -> None:
     """A completion carries id, object, model, one choice with text and finish reason, and exact usage."""
     answer = await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 50})
     assert answer.status == 200
@@ -27,13 +34,13 @@ async def test_answer_has_the_openai_shape(server):
     }
 
 
-async def test_max_tokens_ends_with_length(server):
+async def test_max_tokens_ends_with_length(server: Server) -> None:
     """The text ends after max_tokens tokens, and says so."""
     choice = (await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2})).json["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("The capital", "length")
 
 
-async def test_max_tokens_defaults_to_16_or_what_is_left(server):
+async def test_max_tokens_defaults_to_16_or_what_is_left(server: Server) -> None:
     """Without max_tokens a completion may have 16 tokens, fewer where the context ends."""
     await server.post("/v1/completions", {"prompt": [5]})
     assert server.service.last.max_tokens == 16
@@ -51,7 +58,7 @@ async def test_max_tokens_defaults_to_16_or_what_is_left(server):
         (["Hi", [7]], ["Hi", (7,)]),
     ],
 )
-async def test_prompt_in_all_forms(server, prompt, expected):
+async def test_prompt_in_all_forms(server: Server, prompt: Any, expected: Any) -> None:
     """Strings, ids and lists of both become one sequence each, in order."""
     body = (await server.post("/v1/completions", {"prompt": prompt, "max_tokens": 1})).json
     hi = tuple(server.state.text.tokenizer.encode("Hi", add_special_tokens=True))
@@ -60,13 +67,13 @@ async def test_prompt_in_all_forms(server, prompt, expected):
     assert body["usage"]["completion_tokens"] == len(expected)
 
 
-async def test_special_tokens_in_prompts_are_parsed(server):
+async def test_special_tokens_in_prompts_are_parsed(server: Server) -> None:
     """In a raw prompt the string of a special token is the token."""
     await server.post("/v1/completions", {"prompt": "<|im_start|>user"})
     assert server.service.last.prompt_ids[0] == 4092
 
 
-async def test_stream_joins_to_the_whole_text(server):
+async def test_stream_joins_to_the_whole_text(server: Server) -> None:
     """Chunks carry the same id, their texts join to the answer, and the last one has the finish reason."""
     answer = await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 50, "stream": True})
     assert answer.headers["Content-Type"].startswith("text/event-stream")
@@ -80,7 +87,7 @@ async def test_stream_joins_to_the_whole_text(server):
     assert all("usage" not in chunk for chunk in chunks)
 
 
-async def test_stream_with_usage(server):
+async def test_stream_with_usage(server: Server) -> None:
     """include_usage adds null to each chunk and a last chunk with the usage and no choices."""
     request = {"prompt": "Hi", "max_tokens": 50, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, last, _done = (await server.post("/v1/completions", request)).events
@@ -89,7 +96,7 @@ async def test_stream_with_usage(server):
     assert last["usage"]["completion_tokens"] == 9
 
 
-async def test_several_streams_share_one_connection(server):
+async def test_several_streams_share_one_connection(server: Server) -> None:
     """Chunks of several prompts carry their index; each index has its own text and end."""
     request = {"prompt": ["Hi", "Ho"], "max_tokens": 50, "stream": True}
     *chunks, _done = (await server.post("/v1/completions", request)).events
@@ -99,7 +106,7 @@ async def test_several_streams_share_one_connection(server):
         assert own[-1]["finish_reason"] == "stop"
 
 
-async def test_several_tokens_at_once_are_one_event(make_server):
+async def test_several_tokens_at_once_are_one_event(make_server: Callable[..., Any]) -> None:
     """Tokens that arrived together leave in one event."""
     server = await make_server()
     server.service.batch = 100
@@ -112,7 +119,7 @@ async def test_several_tokens_at_once_are_one_event(make_server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_stop_string_ends_the_text(server, stream):
+async def test_stop_string_ends_the_text(server: Server, stream: bool) -> None:
     """A stop string over a token border ends the text before it, cancels the generation and says stop."""
     request = {"prompt": "Hi", "max_tokens": 50, "stop": ["way is", "zzz"], "stream": stream}
     answer = await server.post("/v1/completions", request)
@@ -126,19 +133,19 @@ async def test_stop_string_ends_the_text(server, stream):
     assert not server.service.live
 
 
-async def test_stop_string_can_be_kept(server):
+async def test_stop_string_can_be_kept(server: Server) -> None:
     """include_stop_str_in_output keeps the stop string, and nothing after it."""
     request = {"prompt": "Hi", "max_tokens": 50, "stop": "way i", "include_stop_str_in_output": True}
     assert (await server.post("/v1/completions", request)).json["choices"][0]["text"] == "The capital of Norway i"
 
 
-async def test_stop_string_waits_for_min_tokens(server):
+async def test_stop_string_waits_for_min_tokens(server: Server) -> None:
     """A stop string that is complete before min_tokens does not end the text."""
     request = {"prompt": "Hi", "max_tokens": 50, "stop": "capital", "min_tokens": 4}
     assert (await server.post("/v1/completions", request)).json["choices"][0]["text"] == REPLY
 
 
-async def test_logprobs_have_the_older_shape(server):
+async def test_logprobs_have_the_older_shape(server: Server) -> None:
     """Four lists of equal length; offsets point into the text; the sampled token is always in the top list."""
     request = {"prompt": "Hi", "max_tokens": 50, "logprobs": 2}
     choice = (await server.post("/v1/completions", request)).json["choices"][0]
@@ -150,7 +157,7 @@ async def test_logprobs_have_the_older_shape(server):
         assert choice["text"][offset:].startswith(token)
 
 
-async def test_logprobs_zero_lists_the_sampled_token(server):
+async def test_logprobs_zero_lists_the_sampled_token(server: Server) -> None:
     """logprobs: 0 gives the sampled token's log-probability only."""
     request = {"prompt": "Hi", "max_tokens": 1, "logprobs": 0}
     logprobs = (await server.post("/v1/completions", request)).json["choices"][0]["logprobs"]
@@ -158,7 +165,7 @@ async def test_logprobs_zero_lists_the_sampled_token(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_echo_with_logprobs_scores_the_prompt(server, stream):
+async def test_echo_with_logprobs_scores_the_prompt(server: Server, stream: bool) -> None:
     """echo puts the prompt first; with logprobs its tokens come first too, the very first without a value."""
     request = {"prompt": "Norway is", "max_tokens": 1, "echo": True, "logprobs": 1, "stream": stream}
     answer = await server.post("/v1/completions", request)
@@ -181,7 +188,7 @@ async def test_echo_with_logprobs_scores_the_prompt(server, stream):
     )
 
 
-async def test_scoring_generates_nothing(server):
+async def test_scoring_generates_nothing(server: Server) -> None:
     """echo, logprobs and max_tokens 0 give the prompt's log-probabilities and no token."""
     request = {"prompt": [568, 572], "max_tokens": 0, "echo": True, "logprobs": 3}
     body = (await server.post("/v1/completions", request)).json
@@ -192,7 +199,7 @@ async def test_scoring_generates_nothing(server):
     assert server.service.last.max_tokens == 0
 
 
-async def test_prompt_logprobs_by_id(server):
+async def test_prompt_logprobs_by_id(server: Server) -> None:
     """prompt_logprobs lists, for each position but the first, ids with log-probability and rank."""
     request = {"prompt": [568, 572], "max_tokens": 1, "prompt_logprobs": 2}
     found = (await server.post("/v1/completions", request)).json["choices"][0]["prompt_logprobs"]
@@ -202,7 +209,7 @@ async def test_prompt_logprobs_by_id(server):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_token_ids_are_returned(server, stream):
+async def test_token_ids_are_returned(server: Server, stream: bool) -> None:
     """return_token_ids adds the ids of prompt and output, end id included."""
     request = {"prompt": [568, 572], "max_tokens": 50, "return_token_ids": True, "stream": stream}
     answer = await server.post("/v1/completions", request)
@@ -211,7 +218,7 @@ async def test_token_ids_are_returned(server, stream):
     assert [token for choice in choices for token in choice.get("token_ids", [])] == IDS
 
 
-async def test_special_tokens_show_on_demand(server):
+async def test_special_tokens_show_on_demand(server: Server) -> None:
     """skip_special_tokens: false shows special tokens that are not the end."""
     server.service.reply = [568, 4092, 572]
     request = {"prompt": "Hi", "skip_special_tokens": False}
@@ -219,7 +226,7 @@ async def test_special_tokens_show_on_demand(server):
     assert (await server.post("/v1/completions", {"prompt": "Hi"})).json["choices"][0]["text"] == "The capital"
 
 
-async def test_prompt_can_be_truncated(server):
+async def test_prompt_can_be_truncated(server: Server) -> None:
     """truncate_prompt_tokens keeps the last tokens; -1 keeps as many as leave room for max_tokens."""
     await server.post("/v1/completions", {"prompt": list(range(100)), "truncate_prompt_tokens": 3})
     assert server.service.last.prompt_ids == (97, 98, 99)
@@ -228,7 +235,7 @@ async def test_prompt_can_be_truncated(server):
     assert len(server.service.last.prompt_ids) == 2000
 
 
-async def test_sampling_fields_reach_the_scheduler(server):
+async def test_sampling_fields_reach_the_scheduler(server: Server) -> None:
     """Each sampling field is passed on as given."""
     request = {
         "prompt": "Hi",
@@ -256,7 +263,7 @@ async def test_sampling_fields_reach_the_scheduler(server):
     assert (seen.experts.per_token, seen.experts.threshold) == (1, 0.25)
 
 
-async def test_defaults_are_those_of_the_model(server):
+async def test_defaults_are_those_of_the_model(server: Server) -> None:
     """Where a request names no sampling, generation_config.json does; seeds are drawn anew."""
     for _ in range(2):
         await server.post("/v1/completions", {"prompt": "Hi"})
@@ -265,7 +272,7 @@ async def test_defaults_are_those_of_the_model(server):
     assert first.seed != second.seed
 
 
-async def test_ignore_eos_leaves_only_asked_ends(server):
+async def test_ignore_eos_leaves_only_asked_ends(server: Server) -> None:
     """With ignore_eos the model's own end ids end nothing."""
     await server.post("/v1/completions", {"prompt": "Hi", "ignore_eos": True, "stop_token_ids": [9]})
     assert server.service.last.stop_token_ids == (9,)

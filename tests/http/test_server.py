@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from colibrid.engine.state import Readiness
 
+if TYPE_CHECKING:
+    from tests.http.conftest import Server
 
-async def test_models(server):
+
+async def test_models(server: Server) -> None:
     """The served model is listed, found by its id, and nothing else is."""
     listed = (await server.get("/v1/models")).json
     assert [model["id"] for model in listed["data"]] == ["hummingbird-13m"]
@@ -17,7 +22,7 @@ async def test_models(server):
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
 
 
-async def test_generate_short_form(server):
+async def test_generate_short_form(server: Server) -> None:
     """/generate takes prompt and max_new_tokens and gives the text."""
     body = (await server.post("/generate", {"prompt": "Hi", "max_new_tokens": 2, "temperature": 0})).json
     assert (body["text"], body["finish_reason"]) == ("The capital", "length")
@@ -26,7 +31,7 @@ async def test_generate_short_form(server):
     assert (answer.status, answer.error["param"]) == (400, "max_new_tokens")
 
 
-async def test_health_follows_the_engine(server):
+async def test_health_follows_the_engine(server: Server) -> None:
     """/livez is always 200; /readyz and /health are 503 unless the engine is ready and not draining."""
     assert (await server.get("/livez")).status == 200
     for path in ("/readyz", "/health"):
@@ -52,21 +57,21 @@ async def test_health_follows_the_engine(server):
         ("/nothing", "/v1/completions"),
     ],
 )
-async def test_other_routes_name_the_one_to_use(server, path, named):
+async def test_other_routes_name_the_one_to_use(server: Server, path: str, named: str) -> None:
     """An unknown route is a JSON 404 that says where to go."""
     answer = await server.post(path, {})
     assert answer.status == 404
     assert named in answer.error["message"]
 
 
-async def test_wrong_method_is_405(server):
+async def test_wrong_method_is_405(server: Server) -> None:
     """A route asked with another method is a JSON 405 with Allow."""
     answer = await server.get("/v1/completions")
     assert (answer.status, answer.headers["Allow"]) == (405, "POST")
     assert "POST" in answer.error["message"]
 
 
-async def test_request_ids(server):
+async def test_request_ids(server: Server) -> None:
     """A sane x-request-id is kept, another replaced; errors and streams carry one too."""
     good = await server.post("/v1/completions", {"prompt": "Hi"}, **{"x-request-id": "abc.DEF-1:2"})
     assert good.headers["x-request-id"] == "abc.DEF-1:2"
@@ -77,7 +82,7 @@ async def test_request_ids(server):
     assert stream.headers["x-request-id"] == "s1"
 
 
-async def test_timing_headers(server):
+async def test_timing_headers(server: Server) -> None:
     """Answers say how long they took, and where the time went."""
     answer = await server.post("/v1/completions", {"prompt": "Hi"})
     assert int(answer.headers["openai-processing-ms"]) >= 0

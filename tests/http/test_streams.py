@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from colibrid.errors import EngineFaultError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 LONG = [568] * 400
 REQUEST = {"prompt": "Hi", "max_tokens": 400, "stream": True}
 
 
-async def until(condition) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     """Waits until `condition` holds; the test's own time limit is the bound."""
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - the condition is of the other side
             await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_client_that_leaves_frees_its_slot(make_server, path, stream):
+async def test_client_that_leaves_frees_its_slot(make_server: Callable[..., Any], path: str, stream: bool) -> None:
     """When the client closes the connection, its generations are cancelled."""
     server = await make_server(LONG)
     server.service.pause_s = 0.02
@@ -39,7 +43,7 @@ async def test_client_that_leaves_frees_its_slot(make_server, path, stream):
     assert all(generation.cancelled for generation in generations)
 
 
-async def test_engine_death_is_an_error_event(make_server):
+async def test_engine_death_is_an_error_event(make_server: Callable[..., Any]) -> None:
     """A fault in mid-stream arrives as an error event with the four keys; no [DONE]; the connection closes."""
     server = await make_server(LONG)
     server.service.failure = EngineFaultError("the engine died", code="engine_died")
@@ -53,7 +57,7 @@ async def test_engine_death_is_an_error_event(make_server):
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
 
 
-async def test_one_failing_choice_ends_the_others(make_server):
+async def test_one_failing_choice_ends_the_others(make_server: Callable[..., Any]) -> None:
     """When one of several choices fails, all are cancelled and the client hears of it."""
     server = await make_server(LONG)
     server.service.failure = EngineFaultError("the engine died")
@@ -63,7 +67,7 @@ async def test_one_failing_choice_ends_the_others(make_server):
     assert not [generation for generation in server.service.live if not generation.cancelled]
 
 
-async def test_mistakes_of_ours_end_a_stream_without_details(make_server):
+async def test_mistakes_of_ours_end_a_stream_without_details(make_server: Callable[..., Any]) -> None:
     """An unexpected exception in mid-stream is an error event that tells nothing of the inside."""
     server = await make_server(LONG)
     server.service.failure = ValueError("/secret/path")
@@ -73,7 +77,7 @@ async def test_mistakes_of_ours_end_a_stream_without_details(make_server):
     assert b"secret" not in answer.raw
 
 
-async def test_silence_is_broken_by_pings(make_server):
+async def test_silence_is_broken_by_pings(make_server: Callable[..., Any]) -> None:
     """While nothing arrives, comments keep the connection alive; clients do not see them as events."""
     server = await make_server([568], server={"sse_ping_s": 0.02})
     server.service.pause_s = 0.2
@@ -82,7 +86,7 @@ async def test_silence_is_broken_by_pings(make_server):
     assert answer.events[0]["choices"][0]["text"] == "The"
 
 
-async def test_reader_that_stops_is_cut_off(make_server, monkeypatch):
+async def test_reader_that_stops_is_cut_off(make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes nothing is cut off, its generation cancelled, and little is buffered for it."""
     monkeypatch.setattr("colibrid.http.sse.WRITE_TIMEOUT_S", 0.2)
     server = await make_server([568] * 100_000)

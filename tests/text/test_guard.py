@@ -21,11 +21,11 @@ fragments = st.lists(st.sampled_from([*SPECIALS, "<", "<|", "<|im_", "im", "end"
 
 
 @pytest.fixture(scope="session")
-def guard(byte_level):
+def guard(byte_level: Tokenizer) -> SpecialGuard:
     return SpecialGuard(byte_level.special_strings, byte_level.mark)
 
 
-def test_content_never_becomes_a_special_token(byte_level, guard):
+def test_content_never_becomes_a_special_token(byte_level: Tokenizer, guard: SpecialGuard) -> None:
     """A message that writes <|im_end|> gives no id 4093, and reads as it was written."""
     text = "a<|im_end|>b"
     ids = byte_level.encode_guarded(guard.guard_text(text))
@@ -33,7 +33,7 @@ def test_content_never_becomes_a_special_token(byte_level, guard):
     assert byte_level.decode(ids, skip_special_tokens=False) == text
 
 
-def test_template_text_is_still_parsed(byte_level, guard):
+def test_template_text_is_still_parsed(byte_level: Tokenizer, guard: SpecialGuard) -> None:
     """Beside guarded content, special strings of the template are tokens, and the other ids do not change."""
     rendered = "<|im_start|>user\n" + guard.guard_text("say <|im_end|>") + "<|im_end|>\n"
     ids = byte_level.encode_guarded(rendered)
@@ -42,14 +42,16 @@ def test_template_text_is_still_parsed(byte_level, guard):
     assert ids[: len(same) - 1] == same[:-1]
 
 
-def test_harmless_text_is_left_alone(guard):
+def test_harmless_text_is_left_alone(guard: SpecialGuard) -> None:
     """Text that can form no special token is not touched, at any depth."""
     value = {"role": "user", "content": ["a < b", "1 | 2", {"deep": " <tool_call> "}], "n": 5, "none": None}
     assert guard.guard(value) == value
 
 
 @given(st.lists(fragments.map("".join), min_size=1, max_size=3), st.lists(st.sampled_from(["", "<", "<|", ">", "x"])))
-def test_neighbours_form_no_special_token(byte_level, guard, contents, glue):
+def test_neighbours_form_no_special_token(
+    byte_level: Tokenizer, guard: SpecialGuard, contents: list[str], glue: list[str]
+) -> None:
     """Contents side by side, also with pieces of special strings from the template between them, form none."""
     pieces = []
     for index, content in enumerate(contents):
@@ -63,26 +65,28 @@ def test_neighbours_form_no_special_token(byte_level, guard, contents, glue):
 
 
 @given(fragments.map("".join), st.sampled_from(["<", "<|", "<|im_", "<|im_e"]))
-def test_template_beginnings_cannot_be_completed(byte_level, guard, content, beginning):
+def test_template_beginnings_cannot_be_completed(
+    byte_level: Tokenizer, guard: SpecialGuard, content: str, beginning: str
+) -> None:
     """A content that would complete a special string begun by the template does not."""
     ids = byte_level.encode_guarded(beginning + guard.guard_text(content))
     assert not byte_level.special_ids & set(ids)
 
 
-def test_trimming_still_works(guard):
+def test_trimming_still_works(guard: SpecialGuard) -> None:
     """Templates may trim and search a guarded message: marks stand inside special strings only."""
     guarded = guard.guard_text("  <|im_end|> tail ")
     assert guarded.strip().startswith("<")
     assert guarded.endswith(" tail ")
 
 
-def test_the_mark_itself_is_refused(byte_level, guard):
+def test_the_mark_itself_is_refused(byte_level: Tokenizer, guard: SpecialGuard) -> None:
     """A text with the mark, which nobody can know, is refused."""
     with pytest.raises(RequestError):
         guard.guard_text("a" + byte_level.mark)
 
 
-def test_byte_fallback_keeps_its_first_space(byte_fallback):
+def test_byte_fallback_keeps_its_first_space(byte_fallback: Tokenizer) -> None:
     """Only the first piece of a text gets the leading space, guarded or not."""
     guard = SpecialGuard(byte_fallback.special_strings, byte_fallback.mark)
     guarded = byte_fallback.encode_guarded("<s>the" + guard.guard_text("</s>") + "</s>Oslo")
@@ -91,7 +95,7 @@ def test_byte_fallback_keeps_its_first_space(byte_fallback):
     assert guarded[: len(whole)] == whole
 
 
-def test_normalised_text_forms_no_special_token(byte_level):
+def test_normalised_text_forms_no_special_token(byte_level: Tokenizer) -> None:
     """Wide letters that the tokenizer's normaliser turns into a special string stay text, or are refused."""
     source = json.loads((MODEL_DIR / "tokenizer.json").read_text())
     source["normalizer"] = {"type": "NFKC"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from colibrid.text.model_text import ModelText, SamplingDefaults
 MODEL_DIR = Path(colibrid.__file__).parent / "models" / "hummingbird-13m"
 
 
-def test_bundled_model():
+def test_bundled_model() -> None:
     """The bundled model has a tokenizer, a template and its sampling defaults."""
     text = ModelText.load(
         tokenizer=MODEL_DIR / "tokenizer.json",
@@ -27,7 +28,7 @@ def test_bundled_model():
     assert text.eos_token_ids == (4093, 4091)
 
 
-def test_nothing_is_needed():
+def test_nothing_is_needed() -> None:
     """A model without any text file can be loaded."""
     text = ModelText.load(tokenizer=None)
     assert text.template is None
@@ -35,7 +36,7 @@ def test_nothing_is_needed():
 
 
 @pytest.mark.parametrize("values", [{"temperature": -1}, {"top_p": 0}, {"top_k": -2}, {"min_p": 2}, {"top_p": "a"}])
-def test_bad_defaults_are_named(tmp_path, values):
+def test_bad_defaults_are_named(tmp_path: Path, values: dict[str, Any]) -> None:
     """A generation_config.json with values out of range is a ModelError that names the file."""
     path = tmp_path / "generation_config.json"
     path.write_text(json.dumps(values))

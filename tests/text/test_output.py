@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from colibrid.text.output import OutputOptions, OutputText
 
+if TYPE_CHECKING:
+    from colibrid.text.tokenizer import Tokenizer
 
-def run(tokenizer, ids, **options):
+
+def run(tokenizer: Tokenizer, ids: list[int], **options: Any) -> tuple[str, OutputText]:
     text = OutputText(tokenizer, OutputOptions(**options))
     pieces = []
     for token in ids:
@@ -16,7 +21,7 @@ def run(tokenizer, ids, **options):
     return "".join(pieces), text
 
 
-def test_stop_ids_have_no_text(byte_level):
+def test_stop_ids_have_no_text(byte_level: Tokenizer) -> None:
     """A stop id, special or not, is no part of the text unless it is asked for."""
     ids = [568, 572, 64]
     assert run(byte_level, ids, stop_token_ids=frozenset({64}))[0] == "The capital"
@@ -24,25 +29,25 @@ def test_stop_ids_have_no_text(byte_level):
     assert run(byte_level, [568, 4093], stop_token_ids=frozenset({4093}), include_stop=True)[0] == "The"
 
 
-def test_stop_string_counts_its_tokens(byte_level):
+def test_stop_string_counts_its_tokens(byte_level: Tokenizer) -> None:
     """After a stop string the count holds the token that completed it."""
     text, output = run(byte_level, [568, 572, 281], stops=("cap",))
     assert (text, output.stopped, output.tokens) == ("The ", True, 2)
 
 
-def test_stop_string_in_the_last_character(byte_level):
+def test_stop_string_in_the_last_character(byte_level: Tokenizer) -> None:
     """A stop string that only the replacement of a broken character completes ends the text too."""
     broken = byte_level.encode("日", add_special_tokens=False)[0]
     text, output = run(byte_level, [568, broken], stops=("e\ufffd",))
     assert (text, output.stopped) == ("Th", True)
 
 
-def test_held_text_comes_at_the_end(byte_level):
+def test_held_text_comes_at_the_end(byte_level: Tokenizer) -> None:
     """Text held back for a stop string that never came is given out at the end."""
     assert run(byte_level, [568, 572], stops=("capitalist",))[0] == "The capital"
 
 
-def test_offsets_count_characters(byte_level):
+def test_offsets_count_characters(byte_level: Tokenizer) -> None:
     """chars is where the next token begins, whatever is held back."""
     output = OutputText(byte_level, OutputOptions(stops=("The capital of",)))
     starts = []

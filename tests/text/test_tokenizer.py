@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,20 +20,20 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "hummingbird-13m.golde
 MODEL_DIR = Path(colibrid.__file__).parent / "models" / "hummingbird-13m"
 
 
-def test_ids_are_those_of_the_reference(byte_level):
+def test_ids_are_those_of_the_reference(byte_level: Tokenizer) -> None:
     """Every golden prompt has the reference's ids."""
     for case in GOLDEN:
         assert byte_level.encode(case["prompt"], add_special_tokens=True) == case["prompt_ids"]
 
 
-def test_special_strings_are_parsed(byte_level):
+def test_special_strings_are_parsed(byte_level: Tokenizer) -> None:
     """The string of a special token is the token."""
     assert byte_level.encode("a<|im_end|>", add_special_tokens=False) == [64, 4093]
     assert byte_level.special_ids == {4091, 4092, 4093}
     assert byte_level.vocab_size == 4096
 
 
-def test_long_text_leaves_the_event_loop_free(byte_level):
+def test_long_text_leaves_the_event_loop_free(byte_level: Tokenizer) -> None:
     """While a long text is tokenized the loop turns, and the ids are the same."""
     text = "The capital of Norway is Oslo. " * 20_000
 
@@ -49,7 +50,7 @@ def test_long_text_leaves_the_event_loop_free(byte_level):
     assert turns > 10
 
 
-async def test_waiting_text_is_bounded(byte_level, monkeypatch):
+async def test_waiting_text_is_bounded(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     """More text than may wait for the worker is refused as overload."""
     monkeypatch.setattr(module, "PENDING_CHARS", 10_000)
     first = asyncio.create_task(byte_level.encode_async("a b" * 3000, add_special_tokens=True))
@@ -60,13 +61,13 @@ async def test_waiting_text_is_bounded(byte_level, monkeypatch):
     assert await byte_level.encode_async("a b" * 3000, add_special_tokens=True)
 
 
-def test_lone_surrogates_are_refused(byte_level):
+def test_lone_surrogates_are_refused(byte_level: Tokenizer) -> None:
     """Half a character is a client's error, not a crash."""
     with pytest.raises(RequestError, match="position 1"):
         byte_level.encode("a\ud800", add_special_tokens=True)
 
 
-def test_token_text(byte_level):
+def test_token_text(byte_level: Tokenizer) -> None:
     """A whole piece reads as its text, a part of a character as its bytes; unknown ids have none."""
     assert byte_level.token_text(572) == " capital"
     assert byte_level.token_text(4093) == "<|im_end|>"
@@ -76,14 +77,14 @@ def test_token_text(byte_level):
 
 
 @given(st.text())
-def test_bytes_join_to_the_text(byte_level, text):
+def test_bytes_join_to_the_text(byte_level: Tokenizer, text: str) -> None:
     """The bytes of the ids of a text, joined, are its decoding (the text in NFC)."""
     ids = byte_level.encode(text, add_special_tokens=False)
     assert b"".join(map(byte_level.token_bytes, ids)).decode() == byte_level.decode(ids, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff", b'{"model": 5}'])
-def test_broken_file_is_named(tmp_path, content):
+def test_broken_file_is_named(tmp_path: Path, content: Any) -> None:
     """A tokenizer file that is missing or broken is a ModelError that names it."""
     path = tmp_path / "tokenizer.json"
     if content is not None:
@@ -92,7 +93,7 @@ def test_broken_file_is_named(tmp_path, content):
         Tokenizer.load(path)
 
 
-def test_model_without_tokenizer():
+def test_model_without_tokenizer() -> None:
     """Without a tokenizer, text is refused and ids have no text."""
     ids_only = IdsOnly()
     with pytest.raises(RequestError, match="token ids"):
