@@ -2,8 +2,9 @@
  * sampler.c: see sampler.h for the order of work and the draw.
  *
  * Owns nothing. Memory of one call, in scratch:
- *   | buckets: double[2048] | values: float[vocab], by id; NaN = banned |
- * Nothing is moved: every pass walks ids upwards, so sums and ties have one order.
+ *   | buckets: double[2048] | value: float[V] | id: uint32[V] | mass: float[V] | bin: uint32[V] |
+ * The first three of size V are the candidates, in ascending id order and packed after every filter, so that later
+ * passes are as short as the list; every sum and every tie goes by that order.
  */
 #include "sampler.h"
 
@@ -11,13 +12,14 @@
 #include <math.h>
 #include <string.h>
 
+#include "../cpu/lanes.h"
 #include "assert.h"
 
 #define DIGIT_BITS 11u /* 32 bits of a value = digits of 11, 11 and 10 bits */
 #define BUCKETS (1u << DIGIT_BITS)
 
 uint64_t clb_sampler_scratch_bytes(uint32_t vocab) {
-  return BUCKETS * sizeof(double) + (uint64_t)vocab * sizeof(float);
+  return BUCKETS * sizeof(double) + (uint64_t)vocab * (2u * sizeof(float) + 2u * sizeof(uint32_t));
 }
 
 /* ----------------------------------------------------------------- philox */
@@ -95,22 +97,73 @@ void clb_sampler_count(uint32_t* counts, uint32_t vocab, int32_t token) {
 /* ---------------------------------------------------------- log-softmax */
 
 static int all_finite(const float* logits, uint32_t vocab) {
+  uint32_t bad = 0;
   for (uint32_t i = 0; i < vocab; ++i) {
-    if (!isfinite(logits[i])) return 0;
+    uint32_t bits;
+    (void)memcpy(&bits, &logits[i], sizeof bits);
+    bad |= (bits & 0x7f800000u) == 0x7f800000u ? 1u : 0u;
   }
-  return 1;
+  return bad == 0;
 }
 
-/* log(sum exp(logits)): logits[i] minus this is the log-probability of i. Sum in id order, in double. */
+/* The largest value that is not NaN; -infinity if there is none. */
+static float largest_of(const float* value, uint32_t count) {
+  float four[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+  clb_float4 best;
+  (void)memcpy(&best, four, sizeof best);
+  uint32_t i = 0;
+  for (; i + 4u <= count; i += 4u) {
+    clb_float4 next;
+    (void)memcpy(&next, value + i, sizeof next);
+    const clb_int4 larger = next > best;
+    best = (clb_float4)(((clb_int4)next & larger) | ((clb_int4)best & ~larger));
+  }
+  (void)memcpy(four, &best, sizeof four);
+  for (; i < count; ++i)
+    four[0] = value[i] > four[0] ? value[i] : four[0];
+  for (uint32_t l = 1; l < 4u; ++l)
+    four[0] = four[l] > four[0] ? four[l] : four[0];
+  return four[0];
+}
+
+/* exp(value[l] - largest), added to sums[l]. What is below exp(-87) is 0. */
+static void exponentials_of_4(const float value[4], float largest, float mass[4], double sums[4]) {
+  clb_float4 lanes;
+  (void)memcpy(&lanes, value, sizeof lanes);
+  lanes -= (clb_float4){largest, largest, largest, largest};
+  const clb_float4 floor = {-100.0f, -100.0f, -100.0f, -100.0f}; /* its exp is 0, as that of -infinity should be */
+  const clb_int4 higher = lanes > floor;
+  lanes = clb_float4_exp((clb_float4)(((clb_int4)lanes & higher) | ((clb_int4)floor & ~higher)));
+  (void)memcpy(mass, &lanes, sizeof lanes);
+  for (uint32_t l = 0; l < 4u; ++l)
+    sums[l] += (double)mass[l];
+}
+
+/* exp(value - largest) of each value, into `mass` unless it is NULL; value <= largest. Returns the sum: four partial
+   sums of every fourth, in double. */
+static double exponentials(const float* value, uint32_t count, float largest, float* mass) {
+  double sums[4] = {0.0, 0.0, 0.0, 0.0};
+  float four[4];
+  uint32_t i = 0;
+  for (; i + 4u <= count; i += 4u)
+    exponentials_of_4(value + i, largest, mass != NULL ? mass + i : four, sums);
+  if (i < count) {
+    float rest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    for (uint32_t l = 0; i + l < count; ++l)
+      rest[l] = value[i + l];
+    exponentials_of_4(rest, largest, four, sums);
+    for (uint32_t l = 0; mass != NULL && i + l < count; ++l)
+      mass[i + l] = four[l];
+  }
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+/* log(sum exp(logits)): logits[i] minus this is the log-probability of i. */
 static double log_sum_exp(const float* logits, uint32_t vocab) {
   float largest = logits[0];
-  for (uint32_t i = 1; i < vocab; ++i) {
-    if (logits[i] > largest) largest = logits[i];
-  }
-  double sum = 0.0;
-  for (uint32_t i = 0; i < vocab; ++i)
-    sum += (double)expf(logits[i] - largest);
-  return (double)largest + log(sum);
+  for (uint32_t i = 1; i < vocab; ++i)
+    largest = logits[i] > largest ? logits[i] : largest;
+  return (double)largest + log(exponentials(logits, vocab, largest, NULL));
 }
 
 /* The `count` likeliest ids, likeliest first, ties to the lowest id. Expected O(vocab). */
@@ -185,23 +238,35 @@ static void adjust(const clb_sampler_args* args, float* values) {
   }
 }
 
-/* The largest value's id, ties to the lowest; vocab if all are banned. */
-static uint32_t argmax(const float* values, uint32_t vocab) {
-  uint32_t best = vocab;
-  for (uint32_t i = 0; i < vocab; ++i) {
-    if (isnan(values[i])) continue;
-    if (best == vocab || values[i] > values[best]) best = i;
-  }
-  return best;
+/* The first id of the largest value, which occurs. */
+static uint32_t first_of(const float* values, uint32_t vocab, float largest) {
+  uint32_t id = 0;
+  while (values[id] < largest || isnan(values[id]))
+    ++id;
+  CLB_ASSERT(id < vocab);
+  return id;
 }
 
 /* -------------------------------------------------------------- selection */
 
-/* What is kept: values whose key is above `key`, and of those equal to it the first `ties` ids. */
-typedef struct clb_border {
-  uint32_t key;
-  uint32_t ties;
-} clb_border;
+/* What is left to draw from. */
+typedef struct clb_candidates {
+  double* buckets; /* (BUCKETS) */
+  float* value;    /* (count) (logit - largest) / temperature, <= 0 */
+  uint32_t* id;    /* (count) ascending */
+  float* mass;     /* (count) exp(value), once it is known */
+  uint32_t* bin;   /* (count) places of one bucket */
+  uint32_t count;
+} clb_candidates;
+
+static clb_candidates candidates_in(void* scratch, uint32_t vocab) {
+  clb_candidates c = {.buckets = scratch};
+  c.value = (float*)(void*)(c.buckets + BUCKETS);
+  c.id = (uint32_t*)(void*)(c.value + vocab);
+  c.mass = (float*)(void*)(c.id + vocab);
+  c.bin = (uint32_t*)(void*)(c.mass + vocab);
+  return c;
+}
 
 /* Order of floats as order of unsigned integers; -0 equals +0. */
 static uint32_t key_of(float value) {
@@ -211,131 +276,106 @@ static uint32_t key_of(float value) {
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
-/* Is the next id, in ascending order, kept? *seen counts the equal ones so far. */
-static int is_kept(const clb_border* border, float value, uint32_t* seen) {
-  if (isnan(value)) return 0;
-  const uint32_t key = key_of(value);
-  if (key != border->key) return key > border->key;
-  if (*seen >= border->ties) return 0;
-  ++*seen;
-  return 1;
-}
-
-/* A search for the border of the largest values that together weigh `wanted`: each weighs 1, or exp(value). */
-typedef struct clb_search {
-  const float* values;
-  double* buckets; /* (BUCKETS) */
-  uint32_t vocab;
-  uint32_t by_mass;
-  clb_border within; /* only these take part */
-  double wanted;     /* a share of the whole mass until the first pass is done, if by_mass */
-  double above;      /* weight of what lies above the digits found so far */
-  uint32_t key;      /* the digits found so far, the others zero */
-} clb_search;
-
-/* Sum the weights by one digit of the key, among values that agree with the digits above it. */
-static void fill_buckets(const clb_search* search, uint32_t shift, uint32_t bits) {
-  const uint32_t digits = 1u << bits;
-  const uint32_t above = shift + bits;
-  uint32_t seen = 0;
-  (void)memset(search->buckets, 0, BUCKETS * sizeof(double));
-  for (uint32_t i = 0; i < search->vocab; ++i) {
-    const float value = search->values[i];
-    if (!is_kept(&search->within, value, &seen)) continue;
-    const uint32_t key = key_of(value);
-    if (above < 32u && key >> above != search->key >> above) continue;
-    search->buckets[(key >> shift) & (digits - 1u)] += search->by_mass ? (double)expf(value) : 1.0;
-  }
-}
-
-/* Find the digit in which the wanted weight is reached, from the largest down; rounding may leave it just out of
-   reach, then it is the lowest digit that occurs. */
-static void take_digit(clb_search* search, uint32_t shift, uint32_t bits) {
-  uint32_t digit = 1u << bits;
+/* From the largest digit down, the one in which the weight `wanted` is reached, counting from *above; rounding may
+   leave it just out of reach, then it is the lowest digit that occurs. *above becomes the weight above that digit. */
+static uint32_t take_digit(const double* buckets, uint32_t digits, double wanted, double* above) {
   uint32_t chosen = 0;
-  double before = search->above;
-  double above = search->above;
-  while (digit > 0) {
-    --digit;
-    const double weight = search->buckets[digit];
+  double before = *above;
+  for (uint32_t digit = digits; digit > 0 && before < wanted; --digit) {
+    const double weight = buckets[digit - 1u];
     if (!(weight > 0.0)) continue;
-    above = before;
-    chosen = digit;
+    chosen = digit - 1u;
+    *above = before;
     before += weight;
-    if (before >= search->wanted) break;
   }
-  search->above = above;
-  search->key |= chosen << shift;
+  return chosen;
 }
 
-static clb_border find_border(clb_search* search) {
-  fill_buckets(search, 32u - DIGIT_BITS, DIGIT_BITS);
-  if (search->by_mass) {
-    double whole = 0.0;
-    for (uint32_t digit = 0; digit < BUCKETS; ++digit)
-      whole += search->buckets[digit];
-    search->wanted *= whole;
+/* Keep the fewest largest values that together weigh `wanted` > 0, of equal ones the first: each weighs 1, or its mass.
+   Their border is found digit by digit of the key; only the first pass looks at all. */
+static void keep_largest(clb_candidates* c, int by_mass, double wanted) {
+  const uint32_t shifts[3] = {32u - DIGIT_BITS, 32u - 2u * DIGIT_BITS, 0};
+  uint32_t border = 0; /* the digits found so far, the others zero */
+  uint32_t in_bin = c->count;
+  double above = 0.0;
+  for (uint32_t i = 0; i < c->count; ++i)
+    c->bin[i] = i;
+  for (uint32_t level = 0; level < 3u; ++level) {
+    const uint32_t shift = shifts[level];
+    const uint32_t digits = 1u << ((level == 0 ? 32u : shifts[level - 1u]) - shift);
+    (void)memset(c->buckets, 0, digits * sizeof(double));
+    for (uint32_t i = 0; i < in_bin; ++i) {
+      const uint32_t place = level == 0 ? i : c->bin[i];
+      c->buckets[(key_of(c->value[place]) >> shift) & (digits - 1u)] += by_mass ? (double)c->mass[place] : 1.0;
+    }
+    border |= take_digit(c->buckets, digits, wanted, &above) << shift;
+    uint32_t packed = 0;
+    for (uint32_t i = 0; i < in_bin; ++i) {
+      const uint32_t place = level == 0 ? i : c->bin[i];
+      c->bin[packed] = place;
+      packed += key_of(c->value[place]) >> shift == border >> shift ? 1u : 0u;
+    }
+    in_bin = packed;
   }
-  take_digit(search, 32u - DIGIT_BITS, DIGIT_BITS);
-  fill_buckets(search, 32u - 2u * DIGIT_BITS, DIGIT_BITS);
-  take_digit(search, 32u - 2u * DIGIT_BITS, DIGIT_BITS);
-  fill_buckets(search, 0, 32u - 2u * DIGIT_BITS);
-  take_digit(search, 0, 32u - 2u * DIGIT_BITS);
-
-  float value;
-  const uint32_t bits = (search->key & 0x80000000u) != 0 ? search->key & 0x7fffffffu : ~search->key;
-  (void)memcpy(&value, &bits, sizeof value);
-  const double weight = search->by_mass ? (double)expf(value) : 1.0;
-  const double ties = ceil((search->wanted - search->above) / weight);
-  clb_border border = {.key = search->key, .ties = search->vocab};
-  if (ties < (double)search->vocab) border.ties = ties > 1.0 ? (uint32_t)ties : 1u;
-  if (border.key == search->within.key && border.ties > search->within.ties) border.ties = search->within.ties;
-  return border;
+  CLB_ASSERT(in_bin > 0); /* the border is a value that occurs */
+  const double each = by_mass ? (double)c->mass[c->bin[0]] : 1.0;
+  uint32_t ties = 1;
+  while (ties < in_bin && above + (double)ties * each < wanted)
+    ++ties;
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < c->count; ++i) {
+    const uint32_t key = key_of(c->value[i]);
+    if (key < border || (key == border && ties == 0)) continue;
+    ties -= key == border ? 1u : 0u;
+    c->value[kept] = c->value[i];
+    c->id[kept] = c->id[i];
+    if (by_mass) c->mass[kept] = c->mass[i];
+    ++kept;
+  }
+  c->count = kept;
 }
 
 /* ------------------------------------------------------------------- draw */
 
-/* Walk the kept ids upwards until their mass exceeds `target`; the last kept one if rounding keeps it below.
- *whole becomes the mass walked over. */
-static uint32_t walk(const clb_sampler_args* args, const float* values, const clb_border* border, double target,
-                     double* whole) {
-  uint32_t seen = 0;
-  uint32_t last = args->vocab;
-  double sum = 0.0;
-  for (uint32_t i = 0; i < args->vocab; ++i) {
-    if (!is_kept(border, values[i], &seen)) continue;
-    const float mass = expf(values[i]);
-    if (mass < args->request->min_p || !(mass > 0.0f)) continue;
-    last = i;
-    sum += (double)mass;
-    if (sum > target) break;
+/* Pack the ids that are not banned, scaled so that the largest is 0. */
+static void pack_legal(clb_candidates* c, uint32_t vocab, float largest, float temperature) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < vocab; ++i) {
+    const float value = c->value[i];
+    c->value[count] = value;
+    c->id[count] = i;
+    count += isnan(value) ? 0u : 1u;
   }
-  *whole = sum;
-  return last;
+  for (uint32_t i = 0; i < count; ++i)
+    c->value[i] = (c->value[i] - largest) / temperature;
+  c->count = count;
 }
 
-static uint32_t draw(const clb_sampler_args* args, float* values, uint32_t largest, double* buckets) {
+/* Masses below min_p become 0. Returns their sum: four partial sums of every fourth. */
+static double drop_unlikely(float* mass, uint32_t count, float min_p) {
+  double sums[4] = {0.0, 0.0, 0.0, 0.0};
+  for (uint32_t i = 0; i < count; ++i) {
+    mass[i] = mass[i] < min_p ? 0.0f : mass[i];
+    sums[i % 4u] += (double)mass[i];
+  }
+  return (sums[0] + sums[2]) + (sums[1] + sums[3]);
+}
+
+static uint32_t draw(const clb_sampler_args* args, clb_candidates* c, float largest) {
   const clb_request* request = args->request;
-  const float top = values[largest];
-  for (uint32_t i = 0; i < args->vocab; ++i)
-    values[i] = (values[i] - top) / request->temperature;
-  clb_border border = {.key = 0, .ties = 0};
-  if (request->top_k > 0 && request->top_k < args->vocab) {
-    clb_search search = {.values = values, .buckets = buckets, .vocab = args->vocab, .wanted = request->top_k};
-    border = find_border(&search);
+  pack_legal(c, args->vocab, largest, request->temperature);
+  if (request->top_k > 0 && request->top_k < c->count) keep_largest(c, 0, (double)request->top_k);
+  double whole = exponentials(c->value, c->count, 0.0f, c->mass);
+  if (request->top_p < 1.0f) keep_largest(c, 1, (double)request->top_p * whole);
+  if (request->top_p < 1.0f || request->min_p > 0.0f) whole = drop_unlikely(c->mass, c->count, request->min_p);
+  const double target = uniform(request, args->position) * whole;
+  double sum = 0.0;
+  uint32_t last = 0; /* the last that may be drawn, should rounding keep the sum below the target */
+  for (uint32_t i = 0; i < c->count && sum <= target; ++i) {
+    sum += (double)c->mass[i];
+    if (c->mass[i] > 0.0f) last = i;
   }
-  if (request->top_p < 1.0f) {
-    clb_search search = {.values = values,
-                         .buckets = buckets,
-                         .vocab = args->vocab,
-                         .by_mass = 1,
-                         .within = border,
-                         .wanted = (double)request->top_p};
-    border = find_border(&search);
-  }
-  double whole = 0.0;
-  (void)walk(args, values, &border, INFINITY, &whole);
-  return walk(args, values, &border, uniform(request, args->position) * whole, &whole);
+  return c->id[last];
 }
 
 int32_t clb_sampler_run(const clb_sampler_args* args, clb_record* record) {
@@ -343,14 +383,14 @@ int32_t clb_sampler_run(const clb_sampler_args* args, clb_record* record) {
   CLB_ASSERT(args->logits != NULL && args->request != NULL && args->scratch != NULL);
   CLB_ASSERT(args->vocab > 0 && args->vocab <= CLB_MAX_VOCAB);
   const clb_request* request = args->request;
-  double* buckets = args->scratch;
-  float* values = (float*)(void*)(buckets + BUCKETS);
+  clb_candidates candidates = candidates_in(args->scratch, args->vocab);
   (void)memset(record, 0, sizeof *record);
   if (!all_finite(args->logits, args->vocab)) return CLB_ERR_NOT_FINITE;
-  adjust(args, values);
-  uint32_t token = argmax(values, args->vocab);
-  if (token == args->vocab) return CLB_ERR_NO_TOKEN;
-  if (request->temperature > 0.0f) token = draw(args, values, token, buckets);
+  adjust(args, candidates.value);
+  const float largest = largest_of(candidates.value, args->vocab);
+  if (largest < -FLT_MAX) return CLB_ERR_NO_TOKEN;
+  const uint32_t token =
+      request->temperature > 0.0f ? draw(args, &candidates, largest) : first_of(candidates.value, args->vocab, largest);
   CLB_ASSERT(token < args->vocab);
   record->position = args->position;
   record->token = (int32_t)token;

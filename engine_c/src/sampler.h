@@ -7,7 +7,8 @@
  *      (ids of the output) are subtracted;
  *   3. bias is added;
  *   4. banned: stop ids while position < min_tokens, and ids outside the mask;
- *   5. temperature 0: the largest, ties to the lowest id. Else (l - max) / temperature;
+ *   5. temperature 0: the largest, ties to the lowest id. Else (l - max) / temperature; what is below -87 is never
+ * drawn;
  *   6. top-k, then top-p over what is left (renormalised), then min-p against the largest. The order of tokens is
  *      (value descending, id ascending), so borders are exact; the largest token always stays;
  *   7. a draw over what is left in ascending id order.
