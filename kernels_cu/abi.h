@@ -24,7 +24,7 @@
 
 /* Tokens that one block of the router and bucket kernels takes: one bit of a 64-bit mask each. */
 #define CLB_ROUTER_BLOCK_TOKENS 64u
-#define CLB_ROUTER_THREADS 512u
+#define CLB_ROUTER_THREADS 1024u /* >= CLB_ROUTER_MAX_EXPERTS */
 #define CLB_ROUTER_MAX_EXPERTS 512u
 #define CLB_ROUTER_MAX_K 16u
 #define CLB_ROUTER_NONE 0xffffffffu /* in indices: this rank holds no expert */

@@ -10,13 +10,13 @@
  *            bit for equal logits (selection compares logits, the threshold uses exact_math.h); weights
  *            within 1e-6.
  * Shapes     abi.h, at each pointer. T tokens, read from device memory; E <= 512 experts; K <= 16 ranks.
- * Grid       both: ceil(max_tokens / 64) blocks of 512 threads. A warp takes one token at a time, its scores stay in
+ * Grid       both: ceil(max_tokens / 64) blocks of 1024 threads. A warp takes one token at a time, its scores stay in
  *            registers; a block takes 64 tokens, so that a decode step is one block, and writes one row of counts.
  *            clb_bucket's blocks each add up the rows before their own (integers: no order to keep).
  * Needs      sm_80 (redux.sync). sm_90: griddepcontrol, so that both may hang on programmatic edges.
  * Roofline   T = 8192, E = 128, K = 8: reads 4.2 MB logits, writes 1.1 MB and 64 KB counts; clb_bucket reads
  *            0.3 MB + B x B x E x 4 = 8.4 MB (L2), writes 0.5 MB. About 6 MB of memory traffic = 1.4 us at
- *            4.3 TB/s; 2 x 8 redux and 8 x 4 compares a token, 16 warps a block, one block a multiprocessor:
+ *            4.3 TB/s; 2 x 8 redux and 8 x 4 compares a token, 32 warps a block, one block a multiprocessor:
  *            issue-bound near 4 us. Target: 12 us for both (goal of the routing: 20 us).
  *            Measured: bench/results/ (bench/gpu_check.sh).
  * Not here   capacity (max_tokens_per_expert): drops are decided over the whole batch, on the host twin only.
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(CLB_ROUTER_THREADS)
     a.block_counts[(uint64_t)blockIdx.x * a.experts + e] = block_counts[e];
 }
 
-/* Exclusive sum of values[0 .. 512) in place by the whole block; *total becomes their sum. */
+/* Exclusive sum of values[0 .. threads) in place by the whole block; *total becomes their sum. */
 static __device__ __forceinline__ void exclusive_scan(uint32_t* values, uint32_t* warp_totals, uint32_t* total) {
   const uint32_t lane = threadIdx.x % WARP;
   const uint32_t warp = threadIdx.x / WARP;
@@ -214,9 +214,10 @@ static __device__ __forceinline__ void add_rows(const clb_bucket_args& a, uint32
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_ROUTER_THREADS) clb_bucket(const __grid_constant__ clb_bucket_args a) {
-  __shared__ uint32_t starts[CLB_ROUTER_MAX_EXPERTS];            /* totals, then offsets */
-  __shared__ uint32_t below[CLB_ROUTER_MAX_EXPERTS];             /* assignments in earlier blocks */
-  __shared__ unsigned long long members[CLB_ROUTER_MAX_EXPERTS]; /* bit t: token begin + t chose the expert */
+  /* One place a thread; those beyond the experts stay 0. */
+  __shared__ uint32_t starts[CLB_ROUTER_THREADS];            /* totals, then offsets */
+  __shared__ uint32_t below[CLB_ROUTER_THREADS];             /* assignments in earlier blocks */
+  __shared__ unsigned long long members[CLB_ROUTER_THREADS]; /* bit t: token begin + t chose the expert */
   __shared__ uint32_t warp_totals[WARPS];
   __shared__ uint32_t total;
   starts[threadIdx.x] = 0u;

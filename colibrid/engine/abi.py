@@ -372,6 +372,28 @@ class ModuleRef(ctypes.Structure):
     _fields_: ClassVar = [("name", c_char_p), ("path", c_char_p)]
 
 
+class DeviceKernel(ctypes.Structure):
+    _fields_: ClassVar = [("name", c_char_p), ("function", c_void_p), ("parameter_bytes", c_uint64)]
+
+
+class DeviceDesc(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("abi_version", c_uint32),
+        ("struct_bytes", c_uint32),
+        ("kernels_abi", c_uint32),
+        ("kernel_count", c_uint32),
+        ("kernels", POINTER(DeviceKernel)),
+        ("entries", c_void_p),
+        ("stream", c_void_p),
+        ("pinned", c_void_p),
+        ("pinned_bytes", c_uint64),
+        ("pinned_device", c_uint64),
+        ("arena", c_uint64),
+        ("arena_bytes", c_uint64),
+        ("channel_device", c_uint64),
+    ]
+
+
 class EngineConfig(ctypes.Structure):
     _fields_: ClassVar = [
         ("abi_version", c_uint32),
@@ -395,6 +417,7 @@ class EngineConfig(ctypes.Structure):
         ("model", POINTER(ModelDesc)),
         ("channel_base", c_void_p),
         ("channel_bytes", c_uint64),
+        ("device", POINTER(DeviceDesc)),
     ]
 
 
@@ -424,5 +447,6 @@ PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "clb_engine_stats": (c_int32, (c_void_p, POINTER(Stats))),
     "clb_engine_check": (c_int32, (c_void_p, POINTER(Error))),
     "clb_engine_close": (None, (c_void_p,)),
+    "clb_kernels_abi": (c_uint32, ()),
     "clb_crc32c": (c_uint32, (c_uint32, c_void_p, c_size_t)),
 }

@@ -6,10 +6,10 @@ CUDA call until close. Everything that fails says in one line what is wrong and 
     probe(0)                      -> DeviceInfo, or DeviceError
     with CudaDevice.open(0) as d:
         d.take_arena(bytes)       -> device address, 512-aligned; once
-        d.load(cubins, expected)  -> {kernel name: CUfunction}
+        d.load(cubins)            -> the kernels of the folder, once
         d.map_host(address, n)    -> device address of memory of ours (a memfd mapping), page-locked
         d.pinned(n)               -> HostMemory: page-locked and mapped, from the driver
-        d.entries()               -> CudaEntries for clb_driver_cuda_init
+        d.describe(...)           -> abi.DeviceDesc: all of it for C
 
 All addresses and handles are plain integers. Not thread-safe: the worker's main thread owns the device.
 """
@@ -17,22 +17,19 @@ All addresses and handles are plain integers. Not thread-safe: the worker's main
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from colibrid.errors import EngineError
+from colibrid.engine import abi
+from colibrid.engine.cubins import CPU_HINT, DeviceError, ModuleImage, choose_images, read_image, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
-ABI_VERSION = 1  # CLB_ABI_VERSION of colibri.h
 DRIVER_API = 13000  # entry points are asked for in their CUDA 13.0 form
 MINIMUM_CAPABILITY = (8, 0)
-CPU_HINT = "or run with --device cpu"
 
 ENTRY_NAMES = (
     "cuCtxSetCurrent",
@@ -56,10 +53,6 @@ ENTRY_NAMES = (
     "cuGraphExecDestroy",
     "cuGetErrorName",
 )
-
-
-class DeviceError(EngineError):
-    """No GPU, one that cannot serve, or a failing driver call. The message is one line with its remedy."""
 
 
 class CudaEntries(ctypes.Structure):
@@ -93,15 +86,12 @@ class HostMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleImage:
-    """One file of a cubin folder."""
+class Kernel:
+    """A loaded kernel; parameter_bytes is the driver's word on its argument struct, which C compares with its own."""
 
-    file: str
-    source: str
-    arch: str
-    kind: str
-    sha256: str
-    kernels: frozenset[str]
+    name: str
+    function: int
+    parameter_bytes: int
 
 
 def probe(index: int = 0) -> DeviceInfo:
@@ -109,30 +99,6 @@ def probe(index: int = 0) -> DeviceInfo:
     driver = _load_bindings()
     _init(driver)
     return _inspect(driver, index)
-
-
-def choose_images(images: list[ModuleImage], capability: tuple[int, int]) -> tuple[list[ModuleImage], bool]:
-    """One image per source for this capability, and whether PTX had to be taken.
-
-    A cubin for X.Y runs on X.Z with Z >= Y; an "a" cubin on X.Y alone. DeviceError iff a source has no image at all.
-    """
-    chosen: list[ModuleImage] = []
-    fallback = False
-    for source in sorted({image.source for image in images}):
-        mine = [image for image in images if image.source == source]
-        fitting = [image for image in mine if image.kind == "cubin" and _fits(image.arch, capability)]
-        if fitting:
-            chosen.append(max(fitting, key=lambda image: _arch(image.arch)))
-            continue
-        ptx = [image for image in mine if image.kind == "ptx"]
-        if not ptx:
-            raise DeviceError(
-                f"kernels: no image of {source} for compute capability {capability[0]}.{capability[1]}; "
-                f"rebuild them with `make cubins`, {CPU_HINT}"
-            )
-        chosen.append(ptx[0])
-        fallback = True
-    return chosen, fallback
 
 
 @dataclass(slots=True)
@@ -144,8 +110,11 @@ class CudaDevice:
     stream: int
     arena: int = 0
     arena_bytes: int = 0
+    kernels: tuple[Kernel, ...] = ()
+    kernels_abi: int = 0  # CLB_KERNELS_ABI of the manifest
     warn: Callable[[str], None] = field(default=lambda _: None)
     driver: Any = None  # cuda.bindings.driver, for measurements
+    _kept: list[object] = field(default_factory=list)  # what C points into
     _undo: list[Callable[[], object]] = field(default_factory=list)
 
     @classmethod
@@ -185,25 +154,13 @@ class CudaDevice:
         self.arena, self.arena_bytes = int(address), size
         return self.arena
 
-    def load(self, folder: Path, expected: Mapping[str, int], *, kernels_abi: int) -> dict[str, int]:
-        """Load the kernels of `folder` (kernels_cu/build.py wrote it); {name: CUfunction} for every name in `expected`.
+    def load(self, folder: Path) -> tuple[Kernel, ...]:
+        """Load all kernels of `folder`, which kernels_cu/build.py wrote.
 
-        expected: kernel name -> bytes of its argument struct as C knows it. DeviceError iff the manifest is for another
-        CLB_KERNELS_ABI, a file's sha256 differs, a kernel is missing, or the driver reports another argument size.
+        DeviceError iff the manifest or a file is missing or broken, or no image suits this GPU. Whether the kernels
+        suit this engine is for C to say: it knows the sizes of the argument structs (clb_device_find).
         """
-        try:
-            manifest = json.loads((folder / "manifest.json").read_bytes())
-            images = [_read_image(entry) for entry in manifest["images"]]
-            abi = manifest["abi_version"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DeviceError(
-                f"kernels: manifest.json is missing or broken ({error}); rebuild them with `make cubins`"
-            ) from error
-        if abi != kernels_abi:
-            raise DeviceError(
-                f"kernels: manifest.json is for kernel ABI {abi}, this engine has {kernels_abi}; "
-                "rebuild them with `make cubins`"
-            )
+        self.kernels_abi, images = read_manifest(folder)
         chosen, fallback = choose_images(images, self.info.capability)
         if fallback:
             major, minor = self.info.capability
@@ -211,15 +168,12 @@ class CudaDevice:
                 f"no cubin for compute capability {major}.{minor}: the driver compiles PTX for sm_80 now, which starts "
                 f"slower and runs slower; build with `python3 kernels_cu/build.py --all`"
             )
-        functions: dict[str, int] = {}
+        kernels: list[Kernel] = []
         for image in chosen:
-            wanted = image.kernels & expected.keys()
-            if wanted:
-                module = self._load_image(folder, image)
-                functions |= {name: self._function(module, name, expected[name]) for name in wanted}
-        if missing := sorted(expected.keys() - functions.keys()):
-            raise DeviceError(f"kernels: manifest.json has no kernel {missing[0]}; rebuild them with `make cubins`")
-        return functions
+            module = self._load_image(folder, image)
+            kernels += [self._kernel(module, name) for name in sorted(image.kernels)]
+        self.kernels = tuple(kernels)
+        return self.kernels
 
     def map_host(self, address: int, size: int) -> int:
         """Page-lock memory of ours (address and size multiples of 4096) and return its device address.
@@ -242,15 +196,28 @@ class CudaDevice:
         ctypes.memset(address, 0, size)
         return HostMemory(address, int(_call(self.driver, "cuMemHostGetDevicePointer", address, 0)), size)
 
-    def entries(self) -> CudaEntries:
-        """Addresses of the driver's functions for C."""
-        table = CudaEntries(abi_version=ABI_VERSION, struct_bytes=ctypes.sizeof(CudaEntries), context=self.context)
-        for name in ENTRY_NAMES:
-            address, _ = _call(self.driver, "cuGetProcAddress", name.encode(), DRIVER_API, 0)
-            if not int(address):
-                raise DeviceError(f"the NVIDIA driver has no {name}; update it to version 580 or newer, {CPU_HINT}")
-            setattr(table, name, int(address))
-        return table
+    def describe(self, *, pinned: HostMemory, channel_device: int) -> abi.DeviceDesc:
+        """All of it for C. The description and what it points to live as long as this device."""
+        table = (abi.DeviceKernel * len(self.kernels))(
+            *(abi.DeviceKernel(k.name.encode(), k.function, k.parameter_bytes) for k in self.kernels)
+        )
+        entries = self._entries()
+        self._kept += [table, entries]
+        return abi.DeviceDesc(
+            abi_version=abi.ABI_VERSION,
+            struct_bytes=ctypes.sizeof(abi.DeviceDesc),
+            kernels_abi=self.kernels_abi,
+            kernel_count=len(self.kernels),
+            kernels=table,
+            entries=ctypes.addressof(entries),
+            stream=self.stream,
+            pinned=pinned.address,
+            pinned_bytes=pinned.bytes,
+            pinned_device=pinned.device_address,
+            arena=self.arena,
+            arena_bytes=self.arena_bytes,
+            channel_device=channel_device,
+        )
 
     def synchronise(self) -> None:
         """Wait until everything in the stream is done. DeviceError iff something in it failed."""
@@ -267,42 +234,26 @@ class CudaDevice:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _entries(self) -> CudaEntries:
+        table = CudaEntries(abi_version=abi.ABI_VERSION, struct_bytes=ctypes.sizeof(CudaEntries), context=self.context)
+        for name in ENTRY_NAMES:
+            address, _ = _call(self.driver, "cuGetProcAddress", name.encode(), DRIVER_API, 0)
+            if not int(address):
+                raise DeviceError(f"the NVIDIA driver has no {name}; update it to version 580 or newer, {CPU_HINT}")
+            setattr(table, name, int(address))
+        return table
+
     def _load_image(self, folder: Path, image: ModuleImage) -> Any:
-        try:
-            data = (folder / image.file).read_bytes()
-        except OSError as error:
-            raise DeviceError(
-                f"kernels: {image.file} cannot be read ({error}); rebuild them with `make cubins`"
-            ) from error
-        if hashlib.sha256(data).hexdigest() != image.sha256:
-            raise DeviceError(
-                f"kernels: {image.file} is not the file that manifest.json names; rebuild with `make cubins`"
-            )
+        data = read_image(folder, image)
         module = _call(self.driver, "cuModuleLoadData", data + b"\0")  # PTX is a C string; a cubin ignores the byte
         self._undo.append(lambda: self.driver.cuModuleUnload(module))
         return module
 
-    def _function(self, module: Any, name: str, size: int) -> int:
-        """One kernel. build.py made sure that it has exactly one parameter; its size is the driver's word."""
+    def _kernel(self, module: Any, name: str) -> Kernel:
+        """One kernel. build.py made sure that it has exactly one parameter."""
         function = _call(self.driver, "cuModuleGetFunction", module, name.encode())
-        _, actual = _call(self.driver, "cuFuncGetParamInfo", function, 0)
-        if int(actual) != size:
-            raise DeviceError(
-                f"kernels: {name} takes a struct of {int(actual)} bytes, the engine passes {size}; "
-                "rebuild them with `make cubins`"
-            )
-        return int(function)
-
-
-def _read_image(entry: dict[str, Any]) -> ModuleImage:
-    return ModuleImage(
-        file=str(entry["file"]),
-        source=str(entry["source"]),
-        arch=str(entry["arch"]),
-        kind=str(entry["kind"]),
-        sha256=str(entry["sha256"]),
-        kernels=frozenset(entry["kernels"]),
-    )
+        _, size = _call(self.driver, "cuFuncGetParamInfo", function, 0)
+        return Kernel(name, int(function), int(size))
 
 
 def _load_bindings() -> Any:
@@ -386,14 +337,3 @@ def _remedy(driver: Any, status: Any) -> str:
         result.CUDA_ERROR_UNSUPPORTED_PTX_VERSION: "update the NVIDIA driver to version 580 or newer",
     }
     return str(remedies.get(status, f"check nvidia-smi and the kernel log, {CPU_HINT}"))
-
-
-def _arch(name: str) -> tuple[int, int, bool]:
-    """("sm_90a") -> (9, 0, True); the minor is the last digit."""
-    digits = name.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")
-    return int(digits[:-1]), int(digits[-1]), not name[-1].isdigit()
-
-
-def _fits(name: str, capability: tuple[int, int]) -> bool:
-    major, minor, exact = _arch(name)
-    return (major, minor) == capability if exact else major == capability[0] and minor <= capability[1]

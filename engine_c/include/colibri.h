@@ -400,6 +400,31 @@ typedef struct clb_module_ref {
   const char* path; /* for dlopen */
 } clb_module_ref;
 
+/* A kernel of a loaded cubin. parameter_bytes: the driver's word on the size of its one argument struct. */
+typedef struct clb_device_kernel {
+  const char* name; /* "clb_router_fp32" */
+  void* function;
+  uint64_t parameter_bytes;
+} clb_device_kernel;
+
+/* An accelerator that the worker set up (colibrid/engine/device_cuda.py): everything that C needs to drive it.
+   Owned by the caller, with all that it points to, until the engine is closed. C makes every later driver call. */
+typedef struct clb_device_desc {
+  uint32_t abi_version;
+  uint32_t struct_bytes;
+  uint32_t kernels_abi; /* CLB_KERNELS_ABI of the cubins' manifest; must equal clb_kernels_abi() */
+  uint32_t kernel_count;
+  const clb_device_kernel* kernels; /* (kernel_count) */
+  const void* entries;              /* clb_cuda_entries of src/driver.h */
+  void* stream;
+  void* pinned; /* page-locked host memory, zeroed: staging and the device's mailbox */
+  uint64_t pinned_bytes;
+  uint64_t pinned_device; /* its address as the device sees it */
+  uint64_t arena;         /* device memory: the one allocation */
+  uint64_t arena_bytes;
+  uint64_t channel_device; /* the channel's mapping as the device sees it: results are written in place */
+} clb_device_desc;
+
 typedef enum clb_weights { CLB_WEIGHTS_FILES = 0, CLB_WEIGHTS_DUMMY = 1 } clb_weights;
 
 typedef struct clb_engine_config {
@@ -424,6 +449,7 @@ typedef struct clb_engine_config {
   const clb_model_desc* model;
   void* channel_base;
   uint64_t channel_bytes;
+  const clb_device_desc* device; /* NULL: the CPU; anything else is CLB_ERR_UNSUPPORTED today */
 } clb_engine_config;
 
 /* The memory bill, bytes. total = weights + kv + temp + host. */
@@ -459,6 +485,8 @@ CLB_API int32_t clb_engine_stats(const clb_engine* engine, clb_stats* stats);
 /* Conservation of pools, runs and slots. INTERNAL with a message iff one is broken. */
 CLB_API int32_t clb_engine_check(const clb_engine* engine, clb_error* error);
 CLB_API void clb_engine_close(clb_engine* engine);
+/* Kernel ABI (kernels_cu/abi.h) that this library was compiled with. */
+CLB_API uint32_t clb_kernels_abi(void);
 /* CRC-32C (Castagnoli); start with crc 0. */
 CLB_API uint32_t clb_crc32c(uint32_t crc, const void* data, size_t bytes);
 

@@ -333,13 +333,15 @@ void clb_channel_slot_open(clb_channel* channel, uint32_t slot, uint64_t generat
   store_release(&result->head, 0);
 }
 
-int clb_channel_has_room(clb_channel* channel, uint32_t slot) {
+uint64_t clb_channel_room(clb_channel* channel, uint32_t slot) {
   const clb_result* result = clb_channel_result(channel, slot);
   const uint64_t capacity = channel->config.result_records;
   const uint64_t unread = ring_distance(channel->record_head[slot], load_acquire(&result->tail), capacity);
   if (unread == UINT64_MAX) channel->broken = 1;
-  return unread < capacity;
+  return unread == UINT64_MAX ? 0u : capacity - unread;
 }
+
+int clb_channel_has_room(clb_channel* channel, uint32_t slot) { return clb_channel_room(channel, slot) > 0u; }
 
 clb_record* clb_channel_record(clb_channel* channel, uint32_t slot) {
   if (!clb_channel_has_room(channel, slot)) return NULL;

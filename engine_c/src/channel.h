@@ -56,6 +56,9 @@ int32_t clb_channel_push_event(clb_channel* channel, const clb_event* event);
    neither reads records nor advances. slot < slots (asserted, here and below). */
 void clb_channel_slot_open(clb_channel* channel, uint32_t slot, uint64_t generation);
 
+/* Free records of the slot's ring. An engine with steps in flight compares it with the records that these will write.
+ */
+uint64_t clb_channel_room(clb_channel* channel, uint32_t slot);
 /* 1 iff the slot's ring has room for a record. */
 int clb_channel_has_room(clb_channel* channel, uint32_t slot);
 /* Where the next record goes; NULL iff there is no room. Visible to the daemon after commit, which returns the index

@@ -107,7 +107,13 @@ typedef struct clb_cuda_entries {
    VERSION: abi_version or struct_bytes differ. ARGUMENT: an entry or the context is NULL. */
 CLB_API int32_t clb_driver_cuda_init(clb_driver* driver, const clb_cuda_entries* entries);
 
-/* CLB_KERNELS_ABI that this library was compiled with; must equal the cubins' manifest. */
-CLB_API uint32_t clb_kernels_abi(void);
+/* Check a description and fill `driver` over it. VERSION: abi_version, struct_bytes or kernels_abi differ. ARGUMENT: a
+   member is 0, or as clb_driver_cuda_init. `error` may be NULL. */
+CLB_API int32_t clb_device_attach(const clb_device_desc* device, clb_driver* driver, clb_error* error);
+
+/* The function of the kernel `name`, whose argument struct has `args_bytes` here. MODULE, with both numbers in
+   `error`: no such kernel, or its cubin was compiled with another struct. */
+CLB_API int32_t clb_device_find(const clb_device_desc* device, const char* name, uint64_t args_bytes, void** function,
+                                clb_error* error);
 
 #endif /* CLB_DRIVER_H */

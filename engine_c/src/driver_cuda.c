@@ -13,6 +13,7 @@
 #include "../../kernels_cu/abi.h"
 #include "assert.h"
 #include "driver_cuda_types.h"
+#include "loader_internal.h" /* clb_fail */
 
 static const clb_cuda_entries* entries_of(const clb_driver* driver) {
   CLB_ASSERT(driver != NULL);
@@ -238,6 +239,48 @@ int32_t clb_driver_cuda_init(clb_driver* driver, const clb_cuda_entries* entries
   driver->graph_destroy = cuda_graph_destroy;
   driver->executable_destroy = cuda_executable_destroy;
   return CLB_OK;
+}
+
+int32_t clb_device_attach(const clb_device_desc* device, clb_driver* driver, clb_error* error) {
+  if ((device == NULL) || (driver == NULL)) {
+    return clb_fail(error, CLB_ERR_ARGUMENT, "device: no description");
+  }
+  if ((device->abi_version != CLB_ABI_VERSION) || (device->struct_bytes != sizeof *device)) {
+    return clb_fail(error, CLB_ERR_VERSION, "device: version %u with %u bytes, expected %u with %zu",
+                    device->abi_version, device->struct_bytes, CLB_ABI_VERSION, sizeof *device);
+  }
+  if (device->kernels_abi != CLB_KERNELS_ABI) {
+    return clb_fail(error, CLB_ERR_VERSION, "kernels: ABI %u, this engine has %u; rebuild them with `make cubins`",
+                    device->kernels_abi, CLB_KERNELS_ABI);
+  }
+  if ((device->kernels == NULL) || (device->pinned == NULL) || (device->pinned_device == 0u) || (device->arena == 0u) ||
+      (device->channel_device == 0u)) {
+    return clb_fail(error, CLB_ERR_ARGUMENT, "device: kernels, pinned memory, arena or channel mapping is missing");
+  }
+  const int32_t status = clb_driver_cuda_init(driver, (const clb_cuda_entries*)device->entries);
+  return (status == CLB_OK) ? CLB_OK
+                            : clb_fail(error, status, "device: the table of driver entry points is incomplete");
+}
+
+int32_t clb_device_find(const clb_device_desc* device, const char* name, uint64_t args_bytes, void** function,
+                        clb_error* error) {
+  CLB_ASSERT(device != NULL);
+  CLB_ASSERT(name != NULL);
+  CLB_ASSERT(function != NULL);
+  for (uint32_t i = 0u; i < device->kernel_count; i++) {
+    const clb_device_kernel* kernel = &device->kernels[i];
+    if (strcmp(kernel->name, name) != 0) {
+      continue;
+    }
+    if (kernel->parameter_bytes != args_bytes) {
+      return clb_fail(error, CLB_ERR_MODULE,
+                      "kernel %s takes a struct of %llu bytes, this engine passes %llu; rebuild with `make cubins`",
+                      name, (unsigned long long)kernel->parameter_bytes, (unsigned long long)args_bytes);
+    }
+    *function = kernel->function;
+    return CLB_OK;
+  }
+  return clb_fail(error, CLB_ERR_MODULE, "no cubin has the kernel %s; rebuild with `make cubins`", name);
 }
 
 uint32_t clb_kernels_abi(void) { return CLB_KERNELS_ABI; }

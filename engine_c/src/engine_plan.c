@@ -65,6 +65,9 @@ static int32_t check_values(const clb_engine_config* config, clb_error* error) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED, "kv_precision is %u, must be 0 (fp32) or 1 (fp16)",
                     config->kv_precision);
   }
+  if (config->device != NULL) {
+    return clb_fail(error, CLB_ERR_UNSUPPORTED, "this build cannot serve on an accelerator yet; use device: cpu");
+  }
   if (config->threads != 1) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED, "threads is %u, must be 1", config->threads);
   }

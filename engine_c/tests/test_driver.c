@@ -183,6 +183,57 @@ static void every_failing_call_is_reported_and_leaks_nothing(void) {
   }
 }
 
+static clb_device_desc good_device(const clb_device_kernel* kernels, uint32_t count) {
+  static int pinned;
+  fake_cuda_entries(&entries);
+  return (clb_device_desc){.abi_version = CLB_ABI_VERSION,
+                           .struct_bytes = sizeof(clb_device_desc),
+                           .kernels_abi = CLB_KERNELS_ABI,
+                           .kernel_count = count,
+                           .kernels = kernels,
+                           .entries = &entries,
+                           .pinned = &pinned,
+                           .pinned_device = 1u,
+                           .arena = 1u,
+                           .channel_device = 1u};
+}
+
+static void a_device_is_checked_before_it_is_used(void) {
+  const clb_device_kernel kernel = {.name = "clb_bucket", .function = &add_kernel, .parameter_bytes = 64u};
+  clb_driver driver;
+  clb_error error;
+  CHECK_EQ(clb_device_attach(NULL, &driver, &error), CLB_ERR_ARGUMENT);
+  clb_device_desc device = good_device(&kernel, 1u);
+  CHECK_EQ(clb_device_attach(&device, &driver, &error), CLB_OK);
+  device.struct_bytes++;
+  CHECK_EQ(clb_device_attach(&device, &driver, &error), CLB_ERR_VERSION);
+  device = good_device(&kernel, 1u);
+  device.kernels_abi++;
+  CHECK_EQ(clb_device_attach(&device, &driver, &error), CLB_ERR_VERSION);
+  CHECK_CONTAINS(error.message, "make cubins");
+  device = good_device(&kernel, 1u);
+  device.arena = 0u;
+  CHECK_EQ(clb_device_attach(&device, &driver, &error), CLB_ERR_ARGUMENT);
+  device = good_device(&kernel, 1u);
+  entries.cuGraphLaunch = NULL;
+  CHECK_EQ(clb_device_attach(&device, &driver, &error), CLB_ERR_ARGUMENT);
+  CHECK_CONTAINS(error.message, "entry points");
+}
+
+static void a_kernel_is_found_by_name_and_size(void) {
+  const clb_device_kernel kernels[2] = {{.name = "clb_router_fp32", .function = &entries, .parameter_bytes = 104u},
+                                        {.name = "clb_bucket", .function = &add_kernel, .parameter_bytes = 64u}};
+  const clb_device_desc device = good_device(kernels, 2u);
+  clb_error error;
+  void* function = NULL;
+  CHECK_EQ(clb_device_find(&device, "clb_bucket", sizeof(clb_bucket_args), &function, &error), CLB_OK);
+  CHECK(function == &add_kernel);
+  CHECK_EQ(clb_device_find(&device, "clb_bucket", 72u, &function, &error), CLB_ERR_MODULE);
+  CHECK_CONTAINS(error.message, "clb_bucket takes a struct of 64 bytes, this engine passes 72");
+  CHECK_EQ(clb_device_find(&device, "clb_other", 64u, &function, &error), CLB_ERR_MODULE);
+  CHECK_CONTAINS(error.message, "clb_other");
+}
+
 int main(int argc, char** argv) {
   static const clb_test tests[] = {
       TEST(refuses_other_versions_and_missing_entries),
@@ -191,6 +242,8 @@ int main(int argc, char** argv) {
       TEST(a_graph_keeps_the_arguments_of_its_capture),
       TEST(copies_and_fills_move_the_bytes),
       TEST(not_ready_is_an_answer_not_a_failure),
+      TEST(a_device_is_checked_before_it_is_used),
+      TEST(a_kernel_is_found_by_name_and_size),
       TEST(every_failing_call_is_reported_and_leaks_nothing),
   };
   return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);

@@ -16,125 +16,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cuda_mirrors import BucketArgs, Driver, HostRouting, Launch, RouterArgs, SeamConfig
+
 from colibrid.engine import abi, device_cuda
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "cuda"
 KERNELS = ("seam_gather", "clb_router_fp32", "clb_bucket", "seam_publish")
-PARAMETER_BYTES = {"seam_gather": 48, "clb_router_fp32": 104, "clb_bucket": 64, "seam_publish": 72}
+PARAMETER_BYTES = (48, 104, 64, 72)  # of KERNELS
 ROWS = 8
-ROUTER_THREADS = 512
+ROUTER_THREADS = 1024
 BLOCK_TOKENS = 64
-NONE = 0xFFFFFFFF
-
-
-class RouterArgs(ctypes.Structure):
-    """clb_router_args of kernels_cu/abi.h."""
-
-    _fields_ = (
-        *((n, ctypes.c_uint64) for n in ("logits", "policy", "slots", "token_count", "indices", "weights", "kept")),
-        ("block_counts", ctypes.c_uint64),
-        ("logits_stride", ctypes.c_uint64),
-        ("policy_stride", ctypes.c_uint64),
-        *((n, ctypes.c_uint32) for n in ("experts", "k", "k_max", "score", "renormalise")),
-        ("routed_scale", ctypes.c_float),
-    )
-
-
-class BucketArgs(ctypes.Structure):
-    """clb_bucket_args of kernels_cu/abi.h."""
-
-    _fields_ = (
-        *((n, ctypes.c_uint64) for n in ("indices", "block_counts", "token_count", "counts", "offsets", "tokens")),
-        ("places", ctypes.c_uint64),
-        ("experts", ctypes.c_uint32),
-        ("k_max", ctypes.c_uint32),
-    )
-
-
-class HostRouting(ctypes.Structure):
-    """clb_routing_args of engine_c/src/routing.h."""
-
-    _fields_ = (
-        *(
-            (n, ctypes.c_void_p)
-            for n in [
-                "logits",
-                "layer",
-                "policies",
-                "indices",
-                "weights",
-                "kept",
-                "trimmed",
-                "dropped",
-                "status",
-                "counts",
-                "offsets",
-                "token_list",
-                "place_list",
-            ]
-        ),
-        ("logits_stride", ctypes.c_uint64),
-        *((n, ctypes.c_uint32) for n in ("tokens", "k_max", "max_tokens_per_expert", "reserved")),
-    )
-
-
-class Launch(ctypes.Structure):
-    """clb_launch of engine_c/src/driver.h."""
-
-    _fields_ = (
-        ("function", ctypes.c_void_p),
-        ("args", ctypes.c_void_p),
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("shared_bytes", ctypes.c_uint32),
-        ("edge", ctypes.c_uint32),
-    )
-
 
 _P = ctypes.c_void_p
 _U64 = ctypes.c_uint64
-
-
-def _method(*arguments: Any) -> Any:
-    return ctypes.CFUNCTYPE(ctypes.c_int32, _P, *arguments)
-
-
-class Driver(ctypes.Structure):
-    """clb_driver of engine_c/src/driver.h, as far as the tests call it."""
-
-    _fields_ = (
-        ("self_", _P),
-        ("last_code", ctypes.c_int32),
-        ("last_name", ctypes.c_char_p),
-        ("bind", _method()),
-        ("launch", _method(_P, ctypes.POINTER(Launch))),
-        ("copy_in", _method(_P, _U64, _P, _U64)),
-        ("copy_out", _method(_P, _P, _U64, _U64)),
-        ("fill", _method(_P, _U64, ctypes.c_uint8, _U64)),
-        ("stream_wait", _method(_P)),
-        ("rest", _P * 12),
-    )
-
-
-class SeamConfig(ctypes.Structure):
-    """seam_config of seam_trial.c."""
-
-    _fields_ = (
-        ("channel_base", _P),
-        ("channel", ctypes.POINTER(abi.ChannelConfig)),
-        ("entries", ctypes.POINTER(device_cuda.CudaEntries)),
-        ("stream", _P),
-        ("functions", _P * 4),
-        ("pinned", _P),
-        ("channel_bytes", _U64),
-        ("channel_device", _U64),
-        ("pinned_device", _U64),
-        ("arena", _U64),
-        *((n, ctypes.c_uint32) for n in ("rows", "experts", "k", "k_max", "score", "renormalise")),
-        ("routed_scale", ctypes.c_float),
-        ("edge", ctypes.c_uint32),
-    )
 
 
 def build_library(folder: Path) -> ctypes.CDLL | None:
@@ -144,8 +39,8 @@ def build_library(folder: Path) -> ctypes.CDLL | None:
         return None
     engine = ROOT / "engine_c"
     target = folder / "libseam.so"
-    sources = [HERE / "seam_trial.c", HERE / "seam_fake.c"]
-    sources += [engine / "src" / name for name in ("channel.c", "routing.c", "driver_cuda.c")]
+    sources = [HERE / name for name in ("seam_trial.c", "seam_measure.c", "seam_fake.c")]
+    sources += [engine / "src" / name for name in ("channel.c", "routing.c", "driver_cuda.c", "loader_check.c")]
     flags = ["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     includes = [f"-I{engine / 'include'}", f"-I{engine / 'src'}"]
     subprocess.run([compiler, *flags, *includes, "-o", str(target), *map(str, sources), "-lm"], check=True)
@@ -164,7 +59,8 @@ def build_library(folder: Path) -> ctypes.CDLL | None:
     library.seam_measure.argtypes = [_P, ctypes.c_uint32, ctypes.c_uint32, _P, _P]
     library.seam_period.argtypes = [_P, ctypes.c_uint32, ctypes.c_uint32, _P, _P]
     library.seam_time.argtypes = [_P, _P, _P, ctypes.c_uint32, ctypes.c_uint32, _P]
-    library.clb_driver_cuda_init.argtypes = [_P, _P]
+    library.clb_device_attach.argtypes = [_P, _P, _P]
+    library.seam_open.argtypes = [_P, _P, _P]
     library.clb_command_push.argtypes = [_P, _P, ctypes.c_uint32]
     library.clb_event_pop.argtypes = [_P, _P, ctypes.c_uint32]
     library.clb_result_advance.argtypes = [_P, ctypes.c_uint32, _U64]
@@ -206,24 +102,38 @@ class Fake:
 
     name = "fake"
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.table = device_cuda.CudaEntries()
+    def __init__(self, library: ctypes.CDLL, *, arena_bytes: int = 64 << 20) -> None:
+        self._entries = device_cuda.CudaEntries()
         library.seam_fake_reset(0)
-        library.seam_fake_entries(ctypes.byref(self.table))
-        self.functions = {name: library.seam_fake_kernel(i) for i, name in enumerate(KERNELS)}
+        library.seam_fake_entries(ctypes.byref(self._entries))
+        self._table = (abi.DeviceKernel * len(KERNELS))(
+            *(
+                abi.DeviceKernel(name.encode(), library.seam_fake_kernel(i), PARAMETER_BYTES[i])
+                for i, name in enumerate(KERNELS)
+            )
+        )
+        self.kernels = {kernel.name.decode(): kernel.function for kernel in self._table}
         self.stream = 0
+        self._memory = Mapping(arena_bytes)
+        self._free = self._memory.address
         self._kept: list[Mapping] = []
 
     def arena(self, size: int) -> int:
-        self._kept.append(Mapping(size))
-        return self._kept[-1].address
+        """The rest of the arena begins at the returned address."""
+        address = (self._free + 255) // 256 * 256
+        self._free = address + size
+        assert self._free <= self._memory.address + self._memory.bytes, "the test's arena is too small"
+        return address
 
-    def pinned(self, size: int) -> tuple[int, int]:
-        address = self.arena(size)
-        return address, address
-
-    def map_host(self, mapping: Mapping) -> int:
-        return mapping.address
+    def describe(self, channel: Mapping, pinned_bytes: int, arena_bytes: int) -> abi.DeviceDesc:
+        pinned = Mapping(pinned_bytes)
+        self._kept.append(pinned)
+        return abi.DeviceDesc(
+            abi_version=abi.ABI_VERSION, struct_bytes=ctypes.sizeof(abi.DeviceDesc), kernels_abi=1,
+            kernel_count=len(KERNELS), kernels=self._table, entries=ctypes.addressof(self._entries),
+            stream=self.stream, pinned=pinned.address, pinned_bytes=pinned.bytes, pinned_device=pinned.address,
+            arena=self.arena(arena_bytes), arena_bytes=arena_bytes, channel_device=channel.address,
+        )  # fmt: skip
 
     def close(self) -> None:
         self._kept.clear()
@@ -237,27 +147,30 @@ class Gpu:
     def __init__(self, cubins: Path, *, arena_bytes: int = 64 << 20) -> None:
         self.device = device_cuda.CudaDevice.open(0)
         try:
-            self._arena = self.device.take_arena(arena_bytes)
-            self._end = self._arena + arena_bytes
-            self.functions = self.device.load(cubins, PARAMETER_BYTES, kernels_abi=1)
-            self.table = self.device.entries()
+            self._free = self.device.take_arena(arena_bytes)
+            self._end = self._free + arena_bytes
+            self.kernels = {kernel.name: kernel.function for kernel in self.device.load(cubins)}
         except BaseException:
             self.device.close()
             raise
         self.stream = self.device.stream
 
     def arena(self, size: int) -> int:
-        address = (self._arena + 255) // 256 * 256
-        self._arena = address + size
-        assert self._arena <= self._end, "the test's arena is too small"
+        address = (self._free + 255) // 256 * 256
+        self._free = address + size
+        assert self._free <= self._end, "the test's arena is too small"
         return address
 
-    def pinned(self, size: int) -> tuple[int, int]:
-        memory = self.device.pinned(size)
-        return memory.address, memory.device_address
+    def pinned(self, size: int) -> device_cuda.HostMemory:
+        return self.device.pinned(size)
 
-    def map_host(self, mapping: Mapping) -> int:
-        return self.device.map_host(mapping.address, mapping.bytes)
+    def describe(self, channel: Mapping, pinned_bytes: int, arena_bytes: int) -> abi.DeviceDesc:
+        """The worker's description, with a part of the arena, so that several users can share it."""
+        desc = self.device.describe(
+            pinned=self.pinned(pinned_bytes), channel_device=self.device.map_host(channel.address, channel.bytes)
+        )
+        desc.arena, desc.arena_bytes = self.arena(arena_bytes), arena_bytes
+        return desc
 
     def close(self) -> None:
         self.device.close()
@@ -291,17 +204,18 @@ class Trial:
         self.memory = Mapping(self.layout.total_bytes)
         self.base = self.memory.address
         _ok(library.clb_channel_init(self.base, self.memory.bytes, ctypes.byref(self.shape)))
-        pinned, pinned_device = backend.pinned(library.seam_pinned_bytes())
+        self.desc = backend.describe(
+            self.memory, library.seam_pinned_bytes(), library.seam_arena_bytes(experts, k_max, rows)
+        )
         self.config = SeamConfig(
-            channel_base=self.base, channel=ctypes.pointer(self.shape), entries=ctypes.pointer(backend.table),
-            stream=backend.stream, functions=(_P * 4)(*(backend.functions[name] for name in KERNELS)), pinned=pinned,
-            channel_bytes=self.memory.bytes, channel_device=backend.map_host(self.memory),
-            pinned_device=pinned_device, arena=backend.arena(library.seam_arena_bytes(experts, k_max, rows)),
-            rows=rows, experts=experts, k=k, k_max=k_max, score=score, renormalise=renormalise, routed_scale=1.0,
-            edge=edge,
+            channel_base=self.base, channel=ctypes.pointer(self.shape), device=ctypes.pointer(self.desc),
+            channel_bytes=self.memory.bytes, rows=rows, experts=experts, k=k, k_max=k_max, score=score,
+            renormalise=renormalise, routed_scale=1.0, edge=edge,
         )  # fmt: skip
-        self.handle = _P()
-        self.status = int(library.seam_open(ctypes.byref(self.config), ctypes.byref(self.handle)))
+        self.handle, self.error = _P(), abi.Error()
+        self.status = int(
+            library.seam_open(ctypes.byref(self.config), ctypes.byref(self.handle), ctypes.byref(self.error))
+        )
         if self.status == 0:
             driver = library.seam_driver(self.handle)
             address = library.seam_table(self.handle)
@@ -360,8 +274,11 @@ class Trial:
 
 
 def make_driver(library: ctypes.CDLL, backend: Fake | Gpu) -> Driver:
+    """A driver table over a small channel of its own."""
     driver = Driver()
-    _ok(library.clb_driver_cuda_init(ctypes.byref(driver), ctypes.byref(backend.table)))
+    channel = Mapping(4096)
+    driver.keep = (channel, backend.describe(channel, 4096, 256))  # type: ignore[attr-defined]
+    _ok(library.clb_device_attach(ctypes.byref(driver.keep[1]), ctypes.byref(driver), None))  # type: ignore[attr-defined]
     _ok(driver.bind(ctypes.byref(driver)))
     return driver
 
@@ -425,10 +342,10 @@ class RouterRun:
             offsets=at["offsets"], tokens=at["tokens"], places=at["places"], experts=experts, k_max=k_max,
         )  # fmt: skip
         shape = {"grid": (ctypes.c_uint32 * 3)(blocks, 1, 1), "block": (ctypes.c_uint32 * 3)(ROUTER_THREADS, 1, 1)}
-        functions = backend.functions
+        kernels = backend.kernels
         self.launches = (
-            Launch(function=functions["clb_router_fp32"], args=ctypes.addressof(self.router), edge=1, **shape),
-            Launch(function=functions["clb_bucket"], args=ctypes.addressof(self.bucket), edge=1, **shape),
+            Launch(function=kernels["clb_router_fp32"], args=ctypes.addressof(self.router), edge=1, **shape),
+            Launch(function=kernels["clb_bucket"], args=ctypes.addressof(self.bucket), edge=1, **shape),
         )
 
     def upload(self, driver: Driver, logits: Any, policies: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 import cuda_harness as harness
@@ -11,8 +12,6 @@ import pytest
 from colibrid.engine import abi
 
 if TYPE_CHECKING:
-    import ctypes
-
     from numpy.typing import NDArray
 
 Backend = harness.Fake | harness.Gpu
@@ -185,3 +184,19 @@ def test_a_failing_driver_call_fails_every_open_request_and_leaks_nothing(librar
             assert events[-1].status == abi.Status.DEVICE
         trial.close()
         assert library.seam_fake_live() == 0
+
+
+def test_a_kernel_of_another_size_is_refused_by_name(library: ctypes.CDLL, backend: Backend) -> None:
+    """A cubin whose argument struct has another size than C's is MODULE, with the kernel and both sizes."""
+    table = make_table(7)
+    first = harness.Trial(library, backend, table, k=K, k_max=K)
+    first.close()
+    kernels = first.desc.kernels
+    for index in range(first.desc.kernel_count):
+        if kernels[index].name == b"clb_bucket":
+            assert kernels[index].parameter_bytes == 64
+            kernels[index].parameter_bytes = 72
+    error = abi.Error()
+    status = library.seam_open(ctypes.byref(first.config), ctypes.byref(first.handle), ctypes.byref(error))
+    assert status == abi.Status.MODULE
+    assert b"clb_bucket takes a struct of 72 bytes, this engine passes 64" in error.message

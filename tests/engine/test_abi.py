@@ -39,6 +39,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "clb_result": abi.Result,
     "clb_tier_config": abi.TierConfig,
     "clb_module_ref": abi.ModuleRef,
+    "clb_device_kernel": abi.DeviceKernel,
+    "clb_device_desc": abi.DeviceDesc,
     "clb_engine_config": abi.EngineConfig,
     "clb_memory_plan": abi.MemoryPlan,
 }
