@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from colibrid.config.sizes import format_bytes
 from colibrid.engine import abi
+from colibrid.engine.library import InstallError
 from colibrid.engine.spec import EngineSpec, TierSpec, channel_shape
 from colibrid.engine.state import MemoryPlan
 from colibrid.engine.tables import ModelTables
@@ -101,6 +102,8 @@ class EngineSetup:
             return ModelError(message)
         if status in _CONFIG_STATUSES:
             return ConfigError(message)
+        if status == abi.Status.VERSION:
+            return InstallError(f"{message}; install colibrid again")
         return EngineError(message)
 
 

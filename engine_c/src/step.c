@@ -11,6 +11,12 @@
 #include "exact_math.h"
 #include "routing.h"
 
+/* After each piece of work that may take long with a large model: a busy engine must never look stalled. */
+static void show_progress(clb_engine* engine) {
+  engine->stats.progress++;
+  clb_channel_set_progress(&engine->channel, engine->stats.progress);
+}
+
 static void run_linear(const clb_matrix* matrix, const float* bias, const float* input, uint32_t tokens,
                        float* output) {
   const clb_linear_args args = {
@@ -82,10 +88,12 @@ static void attention_block(clb_engine* engine, uint32_t layer, uint32_t count) 
   const size_t width = q + (size_t)2 * shape->kv_heads * shape->head_dim;
   clb_rms_norm(b->residual, weights->attn_norm, engine->model.rms_norm_eps, count, hidden, b->normed);
   run_linear(&weights->qkv, weights->qkv_bias, b->normed, count, b->qkv);
+  show_progress(engine);
   append_kv(engine, layer, count);
   for (uint32_t i = 0; i < count; i++) {
     const clb_attention_kv kv = kv_of(engine, b->rows[i].slot, layer);
     clb_attention(shape, &kv, b->rows[i].position + 1, b->qkv + i * width, b->attended + i * q);
+    show_progress(engine);
   }
   run_linear(&weights->out, NULL, b->attended, count, b->update);
   clb_vector_add(b->update, (size_t)count * hidden, b->residual);
@@ -177,6 +185,7 @@ static void run_experts(clb_engine* engine, uint32_t layer, const clb_routing_ar
         .reserved = 0,
     };
     entry->run(&args);
+    show_progress(engine);
     engine->stats.expert_launches++;
     engine->stats.expert_relaunches += b->expert_stamp[e] == stamp ? 1u : 0u;
     b->expert_stamp[e] = stamp;
@@ -217,6 +226,7 @@ static void moe_block(clb_engine* engine, uint32_t layer, uint32_t count) {
   route(engine, layer, count, &routing);
   run_experts(engine, layer, &routing);
   combine(engine, layer, &routing);
+  show_progress(engine);
   if (weights->shared.gate == NULL) {
     return;
   }
@@ -251,9 +261,9 @@ void clb_step_forward(struct clb_engine* engine, uint32_t count) {
   embed(engine, count);
   for (uint32_t layer = 0; layer < engine->model.layers; layer++) {
     attention_block(engine, layer, count);
+    show_progress(engine);
     ffn_block(engine, layer, count);
-    engine->stats.progress++;
-    clb_channel_set_progress(&engine->channel, engine->stats.progress);
+    show_progress(engine);
   }
 }
 
@@ -266,4 +276,5 @@ void clb_step_logits(struct clb_engine* engine, const uint32_t* rows, uint32_t c
                  hidden, b->head_input + (size_t)i * hidden);
   }
   run_linear(&engine->kernels.head, NULL, b->head_input, count, b->logits);
+  show_progress(engine);
 }

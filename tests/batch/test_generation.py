@@ -93,10 +93,14 @@ async def test_breaking_out_cancels(generation: LiveGeneration, owner: Owner) ->
 async def test_an_exception_in_the_loop_cancels(generation: LiveGeneration, owner: Owner) -> None:
     """A consumer that fails releases the slot when it leaves the block."""
     generation.add(TokenRecord(1))
-    with pytest.raises(ZeroDivisionError):
+
+    async def consume() -> None:
         async with generation:
             async for _ in generation:
                 raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await consume()
     assert owner.cancels == 1
 
 

@@ -112,17 +112,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         counts = self.scheduler.counts
 
-        def run() -> None:
+        def run() -> str | None:
             try:
-                generation = self.scheduler.submit(request)
+                self.clients.append(Client(self.scheduler.submit(request), reads))
             except OverloadedError as error:
-                full = counts.queued + counts.running >= SLOTS + QUEUE
-                assert full or error.code == "model_loading"
-                assert (error.code == "model_loading") == (self.engine.session is None)
-            else:
-                self.clients.append(Client(generation, reads))
+                return error.code
+            return None
 
-        self.call(run)
+        code = self.call(run)
+        if self.engine.session is None:
+            assert code == "model_loading"
+        else:
+            full = counts.queued + counts.running >= SLOTS + QUEUE
+            assert code == ("server_is_overloaded" if full else None)
 
     @precondition(lambda self: self.engine.session is not None)
     @rule(times=st.integers(1, 4))

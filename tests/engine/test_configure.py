@@ -10,6 +10,7 @@ import pytest
 from colibrid.config.settings import BatchSettings, Settings
 from colibrid.engine import abi
 from colibrid.engine.configure import EngineSetup, plan_memory
+from colibrid.engine.library import InstallError
 from colibrid.engine.spec import EngineSpec, make_spec
 from colibrid.errors import ConfigError, EngineError, ModelError
 
@@ -61,6 +62,7 @@ def test_a_model_that_does_not_fit_is_refused_with_numbers(
     [
         (abi.Status.CHECKSUM, ModelError),
         (abi.Status.MEMORY, ConfigError),
+        (abi.Status.VERSION, InstallError),
         (abi.Status.DEVICE, EngineError),
         (abi.Status.INTERNAL, EngineError),
     ],

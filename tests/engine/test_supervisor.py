@@ -144,18 +144,18 @@ async def test_a_killed_engine_is_replaced(make: Make) -> None:
 
 async def test_a_stopped_engine_is_killed_and_replaced(make: Make) -> None:
     """An engine whose progress counter stands still for the timeout is a dead one."""
-    supervisor, listener = make(stall_timeout_s=1.5)
+    supervisor, listener = make(stall_timeout_s=2.0)
     await supervisor.wait_ready()
     os.kill(pid_of(supervisor), signal.SIGSTOP)
     await listener.wait_for(2)
-    assert "no progress for engine.stall_timeout_s 1.5" in listener.told[1]
+    assert "no progress for engine.stall_timeout_s 2.0" in listener.told[1]
     await supervisor.wait_ready()
     assert supervisor.readiness.restarts == 1
 
 
 async def test_an_idle_engine_is_left_alone(make: Make) -> None:
     """An idle engine moves its counter once a second, so a short timeout does not end it."""
-    supervisor, _ = make(stall_timeout_s=1.5)
+    supervisor, _ = make(stall_timeout_s=2.0)
     await supervisor.wait_ready()
     first = supervisor.engine_pid
     await asyncio.sleep(3.5)
@@ -165,7 +165,7 @@ async def test_an_idle_engine_is_left_alone(make: Make) -> None:
 
 async def test_a_daemon_that_was_stopped_does_not_blame_its_engine(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time in which this process did not run is not held against an engine."""
-    supervisor, _ = make(stall_timeout_s=1.5)
+    supervisor, _ = make(stall_timeout_s=2.0)
     await supervisor.wait_ready()
     first = supervisor.engine_pid
     supervisor._last_tick -= 100.0

@@ -1,0 +1,309 @@
+"""Supervisor, scheduler and the real engine with the bundled model: promises that only all of them together can keep."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from colibrid.batch.request import ExpertPolicy, GenerateRequest, GenerateResult, Sampling, TokenRecord
+from colibrid.batch.service import make_info, make_service
+from colibrid.config.settings import BatchSettings, EngineSettings, ModelSettings, Settings
+from colibrid.engine.spec import make_spec
+from colibrid.errors import EngineFaultError, RequestError
+
+if TYPE_CHECKING:
+    from colibrid.batch.generation import LiveGeneration
+    from colibrid.batch.scheduler import Scheduler
+    from colibrid.engine.library import Library
+    from colibrid.engine.supervisor import Supervisor
+    from colibrid.model.pack import Pack
+
+DEADLINE_S = 60.0
+SETTINGS = Settings(model=ModelSettings(max_seq_len=512))
+MIXES = 200
+VARIED_REQUESTS = 40
+
+
+class Service:
+    """A running service and short ways to ask it."""
+
+    def __init__(self, supervisor: Supervisor, scheduler: Scheduler) -> None:
+        self.supervisor = supervisor
+        self.scheduler = scheduler
+
+    async def ask(self, request: GenerateRequest) -> tuple[list[TokenRecord], GenerateResult]:
+        async with self.scheduler.submit(request) as generation:
+            records = [record async for batch in generation for record in batch]
+        assert generation.result is not None
+        return records, generation.result
+
+    def stats(self) -> dict[str, int]:
+        process = self.supervisor._process
+        assert process is not None
+        stats = process.channel.stats()[1]
+        return {field[0]: getattr(stats, field[0]) for field in stats._fields_}
+
+    @property
+    def pid(self) -> int:
+        pid = self.supervisor.engine_pid
+        assert pid is not None
+        return pid
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start(library: Library, bundled_pack: Pack) -> AsyncIterator[Start]:
+    async with AsyncExitStack() as stack:
+
+        async def make(settings: Settings = SETTINGS) -> Service:
+            supervisor, scheduler = make_service(library, settings, str(bundled_pack.path), bundled_pack.manifest)
+            stack.push_async_callback(supervisor.stop)
+            stack.callback(scheduler.stop)
+            supervisor.start()
+            await supervisor.wait_ready()
+            return Service(supervisor, scheduler)
+
+        yield make
+
+
+def request_of(
+    prompt: tuple[int, ...] = (5, 6, 7), max_tokens: int = 8, seed: int = 0, temperature: float = 0.0, **more: Any
+) -> GenerateRequest:
+    sampling = more.pop("sampling", None) or Sampling(seed=seed, temperature=temperature)
+    return GenerateRequest(request_id="r", prompt_ids=prompt, max_tokens=max_tokens, sampling=sampling, **more)
+
+
+def varied_request(number: int) -> GenerateRequest:
+    """One of many kinds: greedy or sampled, short or over several prefill chunks, with and without extras."""
+    dice = random.Random(number)
+    long = number % 10 == 0
+    prompt = tuple(dice.randrange(4000) for _ in range(dice.randint(60, 140) if long else dice.randint(1, 20)))
+    sampling = Sampling(
+        seed=dice.randrange(1 << 64),
+        temperature=dice.choice([0.0, 0.7, 1.0, 1.5]),
+        top_p=dice.choice([1.0, 0.9]),
+        top_k=dice.choice([0, 40]),
+        min_p=dice.choice([0.0, 0.05]),
+        presence_penalty=dice.choice([0.0, 0.5]),
+        frequency_penalty=dice.choice([0.0, 0.3]),
+        repetition_penalty=dice.choice([1.0, 1.1]),
+        logit_bias=dice.choice([(), ((17, 5.0), (23, -100.0))]),
+    )
+    return GenerateRequest(
+        request_id=str(number),
+        prompt_ids=prompt,
+        max_tokens=dice.randint(1, 8),
+        sampling=sampling,
+        stop_token_ids=dice.choice([(), (16, 17, 18)]),
+        logprobs=dice.choice([None, 0, 3]),
+        prompt_logprobs=dice.choice([None, None, 2]),
+        experts=dice.choice([ExpertPolicy(), ExpertPolicy(per_token=1), ExpertPolicy(threshold=0.6)]),
+        choice=dice.choice([0, 1]),
+    )
+
+
+def outcome(records: list[TokenRecord], result: GenerateResult) -> bytes:
+    """Every bit that a client may see, without the times."""
+    plain = msgspec.structs.replace(result, queue_ms=0.0, prefill_ms=0.0, decode_ms=0.0)
+    return msgspec.msgpack.encode((records, plain))
+
+
+async def test_neighbours_never_change_a_result(start: Start) -> None:
+    """In 200 random mixes over 1 to 32 slots each output is bit-identical to its solo run, also after a restart."""
+    service = await start()
+    requests = [varied_request(number) for number in range(VARIED_REQUESTS)]
+    solo = [outcome(*await service.ask(request)) for request in requests]
+    assert len(set(solo)) > VARIED_REQUESTS // 2
+    dice = random.Random(1)
+    for mix in range(MIXES):
+        if mix == MIXES // 2:
+            os.kill(service.pid, signal.SIGKILL)
+            await _restarted(service, 1)
+        picks = [dice.randrange(VARIED_REQUESTS) for _ in range(min(32, int(dice.paretovariate(0.9))))]
+        results = await asyncio.gather(*(service.ask(requests[pick]) for pick in picks))
+        for pick, found in zip(picks, results, strict=True):
+            assert outcome(*found) == solo[pick], f"mix {mix}: request {pick} among {picks}"
+    stats = service.stats()
+    assert stats["expert_relaunches"] == 0
+    assert stats["allocations_after_open"] == 0
+    assert stats["kv_bytes_used"] == 0
+
+
+async def test_an_expert_runs_once_per_layer_and_step(start: Start, bundled_pack: Pack) -> None:
+    """However many requests share a step, no expert's kernel is launched twice in one layer of it."""
+    service = await start()
+    await asyncio.gather(*(service.ask(varied_request(number)) for number in range(32)))
+    stats = service.stats()
+    steps = stats["steps_prefill"] + stats["steps_decode"]
+    assert stats["expert_relaunches"] == 0
+    assert stats["expert_launches"] <= steps * sum(layer.experts for layer in bundled_pack.manifest.layers)
+    assert stats["expert_assignments"] > stats["expert_launches"]
+
+
+async def test_eight_requests_in_the_window_share_their_first_step(start: Start) -> None:
+    """Short requests that arrive within the window are prefilled in one step, with one set of expert launches."""
+    batch = BatchSettings(window_ms=300, window_requests=8)
+    service = await start(msgspec.structs.replace(SETTINGS, batch=batch))
+    prompts = [tuple(range(10 * i, 10 * i + 12)) for i in range(1, 9)]
+
+    async def later(index: int) -> None:
+        await asyncio.sleep(0.01 * index)
+        await service.ask(request_of(prompts[index], max_tokens=1))
+
+    await asyncio.gather(*(later(index) for index in range(8)))
+    stats = service.stats()
+    assert (stats["steps_prefill"], stats["steps_decode"], stats["tokens_prefill"]) == (1, 0, 96)
+    assert service.scheduler.counts.pushes == 1
+    together = stats["expert_launches"]
+    for prompt in prompts:
+        await service.ask(request_of(prompt, max_tokens=1))
+    assert service.stats()["expert_launches"] - together > 2 * together
+
+
+async def test_requests_join_while_others_run(start: Start) -> None:
+    """A request that comes later does not wait for those that run."""
+    service = await start()
+    long = asyncio.create_task(service.ask(request_of(max_tokens=300)))
+    await asyncio.sleep(0.1)
+    await service.ask(request_of(max_tokens=2))
+    assert not long.done()
+    await long
+
+
+async def test_kill_in_mid_stream(start: Start) -> None:
+    """Running requests end with an error, queued ones are served by the next engine, which serves as before."""
+    batch = BatchSettings(slots=2)
+    service = await start(msgspec.structs.replace(SETTINGS, batch=batch))
+    before = await service.ask(request_of(seed=3, temperature=1.0))
+    running = [service.scheduler.submit(request_of(max_tokens=400, seed=seed)) for seed in range(2)]
+    queued = service.scheduler.submit(request_of(max_tokens=2))
+    streams = [aiter(generation) for generation in running]
+    assert await anext(streams[0])
+    killed = time.monotonic()
+    os.kill(service.pid, signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(EngineFaultError, match="SIGKILL"):
+            await _exhaust(stream)
+    assert time.monotonic() - killed < 5.0
+    assert not service.scheduler.readiness.ready
+    assert len([record async for batch_ in queued for record in batch_]) == 2
+    assert service.scheduler.readiness.ready
+    again = await service.ask(request_of(seed=3, temperature=1.0))
+    assert outcome(*again) == outcome(*before)
+
+
+async def _exhaust(stream: AsyncIterator[list[TokenRecord]]) -> None:
+    async for _ in stream:
+        pass
+
+
+async def _restarted(service: Service, restarts: int) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not (service.scheduler.readiness.ready and service.scheduler.readiness.restarts == restarts):
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)
+
+
+async def test_a_stalled_engine_fails_its_requests(start: Start) -> None:
+    """An engine that stands still in mid-stream is replaced, and its requests are told why."""
+    engine = EngineSettings(stall_timeout_s=2.0)
+    service = await start(msgspec.structs.replace(SETTINGS, engine=engine))
+    generation = service.scheduler.submit(request_of(max_tokens=400))
+    stream = aiter(generation)
+    await anext(stream)
+    os.kill(service.pid, signal.SIGSTOP)
+    with pytest.raises(EngineFaultError, match="no progress"):
+        await asyncio.wait_for(_exhaust(stream), DEADLINE_S)
+    await _restarted(service, 1)
+    await service.ask(request_of())
+
+
+async def test_a_busy_engine_is_never_taken_for_a_stalled_one(start: Start) -> None:
+    """Work for much longer than the stall timeout leaves the engine alone."""
+    engine = EngineSettings(stall_timeout_s=2.0)
+    batch = BatchSettings(slots=32, prefill_tokens=4096, prefill_chunk=512)
+    service = await start(msgspec.structs.replace(SETTINGS, engine=engine, batch=batch))
+    first = service.pid
+    prompt = tuple(i % 4000 for i in range(480))
+    await asyncio.gather(*(service.ask(request_of((i, *prompt), max_tokens=4)) for i in range(12)))
+    assert service.pid == first
+
+
+async def test_cancelled_streams_free_their_slots(start: Start) -> None:
+    """Clients that leave, early or late, leave no slot and no memory taken; others are not disturbed."""
+    service = await start()
+    reference = outcome(*await service.ask(request_of(max_tokens=60)))
+    stays = asyncio.create_task(service.ask(request_of(max_tokens=60)))
+    for round_ in range(60):
+        generation: LiveGeneration = service.scheduler.submit(request_of(max_tokens=300, seed=round_))
+        if round_ % 3:
+            async for _ in generation:
+                break
+        generation.cancel()
+    assert outcome(*await stays) == reference
+    assert await asyncio.wait_for(service.scheduler.drain(DEADLINE_S), DEADLINE_S)
+    assert service.scheduler.counts.running == 0
+    await asyncio.sleep(0.05)
+    assert (service.stats()["slots_open"], service.stats()["kv_bytes_used"]) == (0, 0)
+
+
+async def test_more_requests_than_memory_all_end(start: Start) -> None:
+    """With KV memory for a few requests only, the others wait their turn and come out the same."""
+    service = await start()
+    reference = outcome(*await service.ask(request_of(max_tokens=40)))
+    tiers = msgspec.structs.replace(SETTINGS.memory.tiers.kv, bytes="1MiB", page_size="4KiB")
+    memory = msgspec.structs.replace(SETTINGS.memory, tiers=msgspec.structs.replace(SETTINGS.memory.tiers, kv=tiers))
+    small = await start(msgspec.structs.replace(SETTINGS, memory=memory))
+    assert small.scheduler.info.memory is not None
+    assert small.scheduler.info.memory.kv_tokens < 300
+    results = await asyncio.gather(*(small.ask(request_of(max_tokens=40)) for _ in range(40)))
+    assert {outcome(*found) for found in results} == {reference}
+    with pytest.raises(RequestError, match="KV memory"):
+        small.scheduler.submit(request_of(max_tokens=400))
+
+
+async def test_an_idle_service_needs_no_processor(start: Start, record_property: Callable[[str, object], None]) -> None:
+    """Daemon and engine sleep when there is nothing to do."""
+    service = await start()
+    await service.ask(request_of())
+    await asyncio.sleep(0.2)
+    ours, engine, begin = time.process_time(), _cpu_seconds(service.pid), time.monotonic()
+    await asyncio.sleep(2.0)
+    spent = time.monotonic() - begin
+    share = (time.process_time() - ours + _cpu_seconds(service.pid) - engine) / spent
+    record_property("idle_cpu_share", round(share, 4))
+    assert share < 0.1  # ten times the promise of 1 %
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_the_fingerprint_changes_with_what_may_change_the_text(bundled_pack: Pack) -> None:
+    """KV type, chunk size and weights are in it; slots and names are not."""
+    manifest = bundled_pack.manifest
+    spec = make_spec(SETTINGS, str(bundled_pack.path), manifest)
+
+    def fingerprint(**changes: Any) -> str:
+        return make_info(msgspec.structs.replace(spec, **changes), manifest, "id").fingerprint
+
+    same = {fingerprint(), fingerprint(slots=3), fingerprint(pack_dir="elsewhere")}
+    assert len(same) == 1
+    others = {fingerprint(kv_precision="fp16"), fingerprint(prefill_chunk=32), fingerprint(weights="dummy")}
+    assert len(others | same) == 4
+    file = msgspec.structs.replace(manifest.files[0], crc32c=(1,))
+    changed = msgspec.structs.replace(manifest, files=(file, *manifest.files[1:]))
+    assert make_info(spec, changed, "id").fingerprint not in same
