@@ -10,7 +10,5 @@
 void clb_vector_add(const float* input, size_t count, float* output);
 /* output[i] += factor * input[i] */
 void clb_vector_add_scaled(const float* input, float factor, size_t count, float* output);
-/* 1 iff every value is finite. */
-int clb_vector_finite(const float* values, size_t count);
 
 #endif /* CLB_CPU_VECTOR_H */

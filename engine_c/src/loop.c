@@ -101,6 +101,9 @@ int32_t clb_engine_turn(clb_engine* engine, uint32_t* worked) {
     clb_finish_decode(engine, decode_rows);
     *worked = 1;
   }
+  if (engine->channel.broken != 0) {
+    engine->fault = CLB_ERR_INTERNAL; /* the other side's index left its range: nothing it says can be trusted */
+  }
   publish(engine);
   clb_float_mode_leave(mode);
   return engine->fault;

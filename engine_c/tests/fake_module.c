@@ -1,0 +1,41 @@
+/*
+ * fake_module.c: kernel modules that a test may plant. Compiled once per kind with -DFAKE_KIND=:
+ *   1 of rank 5, runs everywhere      2 of rank 9, runs nowhere
+ *   3 of another ABI version          4 without an expert kernel      5 without the entry symbol
+ * All claim bf16, flat.
+ */
+#include "colibri.h"
+
+static int32_t supported(void) { return FAKE_KIND == 2 ? 0 : 1; }
+
+static void linear(const clb_linear_args* args) { (void)args; }
+
+static void expert(const clb_expert_args* args) { (void)args; }
+
+static void row(const void* weights, uint32_t index, uint32_t cols, float* output) {
+  (void)weights;
+  (void)index;
+  (void)cols;
+  (void)output;
+}
+
+static const clb_module fake = {
+    .abi_version = FAKE_KIND == 3 ? CLB_ABI_VERSION + 1u : CLB_ABI_VERSION,
+    .struct_bytes = sizeof(clb_module),
+    .name = "fake",
+    .precision = CLB_BF16,
+    .layout = CLB_LAYOUT_FLAT,
+    .rank = FAKE_KIND == 2 ? 9 : 5,
+    .supported = supported,
+    .linear = linear,
+    .expert = FAKE_KIND == 4 ? NULL : expert,
+    .row = row,
+};
+
+#if FAKE_KIND == 5
+CLB_API const clb_module* clb_other_entry(void);
+CLB_API const clb_module* clb_other_entry(void) { return &fake; }
+#else
+CLB_API const clb_module* clb_module_entry(void);
+CLB_API const clb_module* clb_module_entry(void) { return &fake; }
+#endif

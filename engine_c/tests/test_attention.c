@@ -1,0 +1,132 @@
+/* test_attention.c: attention and append against double precision, and the promise about borders and lengths. */
+#include "attention.h"
+
+#include "colibri.h"
+#include "number.h"
+#include "test.h"
+
+enum { MAX_POSITIONS = 200, MAX_VALUES = 2 * 4 * 64 };
+
+static _Alignas(64) unsigned char own[2][4 * MAX_POSITIONS * MAX_VALUES];
+static _Alignas(64) unsigned char prefix[2][4 * MAX_POSITIONS * MAX_VALUES];
+static float values[MAX_POSITIONS][MAX_VALUES];
+static float query[32 * 64];
+static float output[32 * 64];
+static float again[32 * 64];
+
+/* Positions below `border` in the prefix run; capacities are larger than needed. */
+static clb_attention_kv make_kv(uint32_t border) {
+  memset(own, 0xff, sizeof own); /* NaN: what was not appended must not be read */
+  memset(prefix, 0xff, sizeof prefix);
+  return (clb_attention_kv){.prefix = {prefix[0], prefix[1], border + 3, 0},
+                            .own = {own[0], own[1], MAX_POSITIONS - border, 0},
+                            .prefix_tokens = border};
+}
+
+static void fill(uint64_t* state, float* numbers, size_t count, float scale) {
+  for (size_t i = 0; i < count; ++i) {
+    numbers[i] = ((float)(clb_test_random(state) >> 40) * 0x1p-23f - 1.0f) * scale;
+  }
+}
+
+static void append_all(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t tokens) {
+  for (uint32_t p = 0; p < tokens; ++p) {
+    clb_kv_append(shape, kv, p, values[p]);
+  }
+}
+
+static double stored(const clb_attention_shape* shape, float value) {
+  return shape->kv_precision == CLB_FP32 ? (double)value : (double)clb_float_of_half(clb_half_of_float(value));
+}
+
+static void reference(const clb_attention_shape* shape, uint32_t tokens, uint32_t head, double* result) {
+  const uint32_t dim = shape->head_dim;
+  const uint32_t kv_head = head / (shape->heads / shape->kv_heads);
+  static double scores[MAX_POSITIONS];
+  double largest = -1e300;
+  double sum = 0;
+  for (uint32_t p = 0; p < tokens; ++p) {
+    scores[p] = 0;
+    for (uint32_t d = 0; d < dim; ++d) {
+      scores[p] += (double)query[head * dim + d] * stored(shape, values[p][kv_head * dim + d]);
+    }
+    scores[p] *= (double)shape->scale;
+    largest = fmax(largest, scores[p]);
+  }
+  for (uint32_t d = 0; d < dim; ++d) {
+    result[d] = 0;
+  }
+  for (uint32_t p = 0; p < tokens; ++p) {
+    const double weight = exp(scores[p] - largest);
+    sum += weight;
+    for (uint32_t d = 0; d < dim; ++d) {
+      result[d] += weight * stored(shape, values[p][(shape->kv_heads + kv_head) * dim + d]);
+    }
+  }
+  for (uint32_t d = 0; d < dim; ++d) {
+    result[d] /= sum;
+  }
+}
+
+static const clb_attention_shape shapes[] = {
+    {4, 2, 8, CLB_FP32, 0.35f}, {4, 4, 64, CLB_FP16, 0.125f}, {32, 2, 16, CLB_FP16, 0.25f},
+    {8, 1, 6, CLB_FP32, 0.4f},  {20, 2, 34, CLB_FP16, 0.2f},  {1, 1, 2, CLB_FP16, 1.0f},
+};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+/* Attention equals the double-precision softmax for odd head sizes, groups, lengths and borders. */
+static void attention_is_softmax(void) {
+  const uint32_t lengths[] = {1, 2, 63, 64, 65, 130, 200};
+  uint64_t state = 1;
+  for (uint32_t s = 0; s < SHAPES; ++s) {
+    const clb_attention_shape* const shape = &shapes[s];
+    for (uint32_t i = 0; i < 7; ++i) {
+      const uint32_t border = (uint32_t)(clb_test_random(&state) % (lengths[i] + 1));
+      const clb_attention_kv kv = make_kv(border);
+      double wanted[64];
+      fill(&state, &values[0][0], sizeof values / sizeof(float), 2.0f);
+      fill(&state, query, sizeof query / sizeof(float), i % 2 == 0 ? 1.0f : 20.0f);
+      append_all(shape, &kv, lengths[i]);
+      clb_attention(shape, &kv, lengths[i], query, output);
+      for (uint32_t h = 0; h < shape->heads; ++h) {
+        reference(shape, lengths[i], h, wanted);
+        for (uint32_t d = 0; d < shape->head_dim; ++d) {
+          const double actual = (double)output[h * shape->head_dim + d];
+          if (!(fabs(actual - wanted[d]) <= 2e-5)) {
+            (void)fprintf(stderr, "%.9g, expected %.9g; shape %u length %u border %u head %u dim %u\n", actual,
+                          wanted[d], s, lengths[i], border, h, d);
+            CHECK(0);
+          }
+        }
+      }
+    }
+  }
+}
+
+/* The bits do not depend on where the prefix run ends, nor on what is appended later. */
+static void border_changes_nothing(void) {
+  uint64_t state = 2;
+  for (uint32_t s = 0; s < SHAPES; ++s) {
+    const clb_attention_shape* const shape = &shapes[s];
+    const size_t bytes = (size_t)shape->heads * shape->head_dim * sizeof(float);
+    fill(&state, &values[0][0], sizeof values / sizeof(float), 2.0f);
+    fill(&state, query, sizeof query / sizeof(float), 3.0f);
+    clb_attention_kv kv = make_kv(0);
+    append_all(shape, &kv, 150);
+    clb_attention(shape, &kv, 150, query, output);
+    append_all(shape, &kv, 200);
+    clb_attention(shape, &kv, 150, query, again);
+    CHECK(memcmp(again, output, bytes) == 0);
+    for (uint32_t border = 1; border <= 150; border += 7) {
+      kv = make_kv(border);
+      append_all(shape, &kv, 150);
+      clb_attention(shape, &kv, 150, query, again);
+      CHECK(memcmp(again, output, bytes) == 0);
+    }
+  }
+}
+
+int main(int argc, char** argv) {
+  static const clb_test tests[] = {TEST(attention_is_softmax), TEST(border_changes_nothing)};
+  return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+}

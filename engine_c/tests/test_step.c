@@ -1,0 +1,251 @@
+/*
+ * test_step.c: a token's result depends on its request alone. Every output below is compared bit by bit, ids and
+ * log-probabilities, with the same request run by itself.
+ */
+#include "engine_rig.h"
+#include "test.h"
+
+static rig main_rig; /* large: not on the stack */
+static rig_output expected[RIG_MAX_SLOTS];
+
+static void open_rig(rig* r) {
+  const int32_t status = rig_open(r);
+  if (status != CLB_OK) {
+    (void)fprintf(stderr, "%s\n", r->error.message);
+  }
+  CHECK_EQ(status, CLB_OK);
+}
+
+static void check_same(const rig_output* actual, const rig_output* wanted) {
+  CHECK_EQ(actual->ended, wanted->ended);
+  CHECK_EQ(actual->flags, wanted->flags);
+  CHECK_EQ(actual->count, wanted->count);
+  for (uint32_t i = 0; i < actual->count; ++i) {
+    CHECK_EQ(actual->records[i].token, wanted->records[i].token);
+    CHECK(memcmp(&actual->records[i], &wanted->records[i], sizeof actual->records[i]) == 0);
+  }
+}
+
+/* A request of any kind that the seed decides. */
+static clb_request random_request(uint64_t seed) {
+  uint64_t state = seed;
+  const uint32_t prompt = 1 + (uint32_t)(clb_test_random(&state) % 40);
+  clb_request request = rig_request(seed, prompt, 1 + (uint32_t)(clb_test_random(&state) % 20));
+  if (clb_test_random(&state) % 2 == 0) {
+    request.temperature = 0.9f;
+    request.top_p = 0.9f;
+    request.top_k = (uint32_t)(clb_test_random(&state) % 30);
+    request.frequency_penalty = clb_test_random(&state) % 2 == 0 ? 0.7f : 0.0f;
+    request.choice = (uint32_t)(clb_test_random(&state) % 3);
+  }
+  return request;
+}
+
+/* Random company: requests join at random turns in random slots, some are cancelled, and each of the others gives
+   what it gave alone in another engine. */
+static void any_company_gives_the_same_bits(void) {
+  enum { REQUESTS = 60, TURNS = 3000 };
+  static rig_output alone[REQUESTS];
+  rig* const r = &main_rig;
+  uint64_t state = 99;
+  uint32_t running[RIG_MAX_SLOTS] = {0}; /* request number + 1 */
+  uint32_t next = 0;
+  uint32_t compared = 0;
+  rig_init(r, 1);
+  open_rig(r);
+  for (uint32_t i = 0; i < REQUESTS; ++i) {
+    const clb_request request = random_request(i + 1);
+    rig_run_alone(r, 0, &request, i + 1);
+    alone[i] = r->outputs[0];
+  }
+  rig_close(r);
+  rig_init(r, RIG_MAX_SLOTS);
+  open_rig(r);
+  for (uint32_t turn = 0; turn < TURNS && compared < REQUESTS; ++turn) {
+    const uint32_t slot = (uint32_t)(clb_test_random(&state) % RIG_MAX_SLOTS);
+    if (running[slot] == 0 && next < REQUESTS) {
+      const clb_request request = random_request(next + 1);
+      (void)rig_write(r, slot, &request, next + 1);
+      rig_start(r, slot);
+      running[slot] = ++next;
+    } else if (running[slot] != 0 && clb_test_random(&state) % 40 == 0) {
+      rig_push(r, CLB_CMD_CLOSE, slot, r->generation[slot], 0, 0);
+    }
+    (void)rig_turn(r);
+    for (uint32_t s = 0; s < RIG_MAX_SLOTS; ++s) {
+      if (running[s] != 0 && r->outputs[s].ended != 0) {
+        if (r->outputs[s].ended != CLB_EVENT_CLOSED) {
+          check_same(&r->outputs[s], &alone[running[s] - 1]);
+        }
+        running[s] = 0;
+        ++compared;
+      }
+    }
+  }
+  CHECK_EQ(compared, REQUESTS);
+  CHECK_EQ(rig_stats(r).kv_bytes_used, 0);
+  CHECK_EQ(rig_stats(r).expert_relaunches, 0);
+  rig_close(r);
+}
+
+/* Chunk size, step size and PREFILL commands in pieces change when work is done, not what comes out. */
+static void prefill_may_be_cut_anywhere(void) {
+  const clb_request request = rig_request(20, 50, 6);
+  const uint32_t sizes[][2] = {{8, 24}, {1, 1}, {96, 96}, {13, 17}};
+  rig* const r = &main_rig;
+  for (uint32_t i = 0; i < 4; ++i) {
+    rig_init(r, 1);
+    r->config.prefill_chunk = sizes[i][0];
+    r->config.prefill_tokens = sizes[i][1];
+    open_rig(r);
+    (void)rig_write(r, 0, &request, 20);
+    rig_push(r, CLB_CMD_OPEN, 0, r->generation[0], 0, 0);
+    const uint32_t pieces[] = {0, 3, 20, 47, 50};
+    for (uint32_t p = 0; p + 1 < sizeof pieces / sizeof pieces[0]; ++p) {
+      rig_push(r, CLB_CMD_PREFILL, 0, r->generation[0], pieces[p], pieces[p + 1] - pieces[p]);
+      (void)rig_turn(r);
+    }
+    CHECK(rig_drain(r, 200));
+    if (i == 0) {
+      expected[0] = r->outputs[0];
+      CHECK_EQ(rig_stats(r).steps_prefill, 7); /* ceil(50 / 8): chunks are never cut short */
+    }
+    check_same(&r->outputs[0], &expected[0]);
+    rig_close(r);
+  }
+}
+
+/* Short prompts that fit a step together are computed in one, each expert of a layer at most once. */
+static void short_prompts_share_one_prefill_step(void) {
+  rig* const r = &main_rig;
+  rig_init(r, 3);
+  open_rig(r);
+  for (uint32_t slot = 0; slot < 3; ++slot) {
+    const clb_request request = rig_request(30 + slot, 8, 1);
+    (void)rig_write(r, slot, &request, 30 + slot);
+    rig_start(r, slot);
+  }
+  CHECK_EQ(rig_turn(r), 1);
+  const clb_stats stats = rig_stats(r);
+  CHECK_EQ(stats.steps_prefill, 1);
+  CHECK_EQ(stats.tokens_prefill, 24);
+  CHECK_EQ(stats.requests_done, 3);
+  CHECK_EQ(stats.expert_assignments, 24 * 2 * 2);
+  CHECK(stats.expert_launches <= 2 * RIG_EXPERTS);
+  CHECK(stats.progress >= RIG_LAYERS);
+  rig_close(r);
+}
+
+/* A prompt that does not fit the step any more waits, and no younger one overtakes it. */
+static void prefill_is_first_come_first_served(void) {
+  rig* const r = &main_rig;
+  const uint32_t prompts[] = {8, 8, 9, 1}; /* chunks of 8; 24 tokens a step */
+  rig_init(r, 4);
+  r->config.prefill_tokens = 20;
+  open_rig(r);
+  for (uint32_t slot = 0; slot < 4; ++slot) {
+    const clb_request request = rig_request(40 + slot, prompts[slot], 1);
+    (void)rig_write(r, slot, &request, 40 + slot);
+    rig_start(r, slot);
+  }
+  (void)rig_turn(r);
+  CHECK_EQ(r->outputs[0].count + r->outputs[1].count, 2);
+  CHECK_EQ(rig_stats(r).tokens_prefill, 16);
+  CHECK_EQ(r->outputs[3].count, 0);
+  CHECK(rig_drain(r, 10));
+  rig_close(r);
+}
+
+static void run_with_runs(rig* r, uint32_t slot, clb_request request, uint64_t seed, uint32_t prefix_run,
+                          uint32_t prefix_tokens, uint32_t publish_run) {
+  request.prefix_run = prefix_run;
+  request.prefix_tokens = prefix_tokens;
+  request.publish_run = publish_run;
+  rig_run_alone(r, slot, &request, seed);
+  CHECK_EQ(r->outputs[slot].usage.cached_tokens, prefix_tokens);
+}
+
+/* KV out of a shared run gives the bits of KV computed by oneself, wherever the border lies; a run that grew out of
+   another, too; and released runs leave nothing behind. Both KV precisions. */
+static void prefix_runs_give_the_same_bits(void) {
+  const uint32_t borders[] = {1, 7, 8, 29};
+  rig* const r = &main_rig;
+  for (uint32_t precision = CLB_FP32; precision <= CLB_FP16; ++precision) {
+    const clb_request request = rig_request(50, 30, 10);
+    rig_init(r, 3);
+    r->config.kv_precision = precision;
+    open_rig(r);
+    rig_run_alone(r, 0, &request, 50);
+    expected[0] = r->outputs[0];
+    run_with_runs(r, 1, request, 50, 0, 0, 1);
+    check_same(&r->outputs[1], &expected[0]);
+    for (uint32_t i = 0; i < 4; ++i) {
+      run_with_runs(r, i % 3, request, 50, 1, borders[i], 0);
+      check_same(&r->outputs[i % 3], &expected[0]);
+    }
+    run_with_runs(r, 2, request, 50, 1, 13, 2); /* copies 13 positions, computes 17, publishes 30 */
+    check_same(&r->outputs[2], &expected[0]);
+    rig_push(r, CLB_CMD_RELEASE_RUN, 0, 0, 1, 0);
+    run_with_runs(r, 0, request, 50, 2, 29, 0);
+    check_same(&r->outputs[0], &expected[0]);
+    rig_push(r, CLB_CMD_RELEASE_RUN, 0, 0, 2, 0);
+    rig_push(r, CLB_CMD_RELEASE_RUN, 0, 0, 2, 0); /* once more: held by nobody, changes nothing */
+    (void)rig_turn(r);
+    CHECK_EQ(rig_stats(r).kv_bytes_used, 0);
+    rig_close(r);
+  }
+}
+
+/* A prefix run that does not exist, or is shorter than asked, fails the request. */
+static void missing_prefix_run_fails(void) {
+  clb_request request = rig_request(51, 30, 2);
+  rig* const r = &main_rig;
+  rig_init(r, 2);
+  open_rig(r);
+  run_with_runs(r, 0, rig_request(51, 10, 2), 51, 0, 0, 1);
+  request.prefix_run = 2;
+  request.prefix_tokens = 5;
+  for (uint32_t i = 0; i < 2; ++i) {
+    rig_run_alone(r, 1, &request, 51);
+    CHECK_EQ(r->outputs[1].ended, CLB_EVENT_FAILED);
+    CHECK_EQ(r->outputs[1].status, CLB_ERR_ARGUMENT);
+    request.prefix_run = 1;
+    request.prefix_tokens = 11;
+  }
+  rig_close(r);
+}
+
+/* The log-probability of a generated token is, to the bit, that of the same token read as prompt. */
+static void prompt_records_equal_generated_ones(void) {
+  const clb_request request = rig_request(60, 9, 24);
+  rig* const r = &main_rig;
+  rig_init(r, 2);
+  open_rig(r);
+  rig_run_alone(r, 0, &request, 60);
+  expected[0] = r->outputs[0];
+  clb_request again = rig_request(60, 9 + 24, 0);
+  again.flags = CLB_REQ_PROMPT_LOGPROBS;
+  again.prompt_top_logprobs = 3;
+  (void)rig_write(r, 1, &again, 60);
+  int32_t* const tokens = rig_block(r, 1, r->layout.request_tokens);
+  for (uint32_t i = 0; i < 24; ++i) {
+    tokens[9 + i] = expected[0].records[i].token;
+  }
+  rig_start(r, 1);
+  CHECK(rig_drain(r, 100));
+  const clb_prompt_record* const records = rig_prompt_records(r, 1);
+  for (uint32_t i = 0; i < 24; ++i) {
+    CHECK(records[9 + i].logprob == expected[0].records[i].logprob);
+    CHECK_EQ(records[9 + i].top_ids[0], expected[0].records[i].top_ids[0]);
+    CHECK(memcmp(records[9 + i].top_logprobs, expected[0].records[i].top_logprobs, 3 * sizeof(float)) == 0);
+  }
+  rig_close(r);
+}
+
+int main(int argc, char** argv) {
+  static const clb_test tests[] = {TEST(any_company_gives_the_same_bits),      TEST(prefill_may_be_cut_anywhere),
+                                   TEST(short_prompts_share_one_prefill_step), TEST(prefill_is_first_come_first_served),
+                                   TEST(prefix_runs_give_the_same_bits),       TEST(missing_prefix_run_fails),
+                                   TEST(prompt_records_equal_generated_ones)};
+  return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+}
