@@ -11,6 +11,7 @@
 enum { MAX_COLS = 1100, MAX_ROWS = 70, MAX_TOKENS = 70 };
 
 static const char* const precisions[] = {"fp32", "fp16", "bf16"};
+static void* handles[3]; /* of the modules; closed by main */
 static _Alignas(64) unsigned char weights[3][4 * MAX_ROWS * MAX_COLS];
 static double wide[3][MAX_ROWS * MAX_COLS]; /* the same weights */
 static float input[MAX_TOKENS * MAX_COLS];
@@ -23,18 +24,18 @@ static const clb_module* module_of(uint32_t precision) {
   char path[512];
   const char* const folder = getenv("CLB_MODULE_DIR");
   (void)snprintf(path, sizeof path, "%s/clb_cpu_generic_%s.so", folder == NULL ? "." : folder, precisions[precision]);
-  void* const handle = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* stays loaded until the program ends */
-  CHECK(handle != NULL);
+  if (handles[precision] == NULL) {
+    handles[precision] = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  }
+  CHECK(handles[precision] != NULL);
   clb_module_entry_fn entry = NULL;
-  void* const symbol = dlsym(handle, CLB_MODULE_ENTRY);
+  void* const symbol = dlsym(handles[precision], CLB_MODULE_ENTRY);
   memcpy(&entry, &symbol, sizeof entry);
   CHECK(entry != NULL);
   const clb_module* const module = entry();
   CHECK_EQ(module->precision, precision);
   CHECK_EQ(module->abi_version, CLB_ABI_VERSION);
   CHECK_EQ(module->supported(), 1);
-  (void)dlclose(handle);
-  CHECK(dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE) == handle);
   return module;
 }
 
@@ -296,5 +297,11 @@ int main(int argc, char** argv) {
   static const clb_test tests[] = {TEST(linear_is_a_matrix_product), TEST(linear_ignores_company),
                                    TEST(expert_is_a_gated_ffn), TEST(expert_ignores_company),
                                    TEST(row_is_widened_exactly)};
-  return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+  const int result = clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+  for (uint32_t i = 0; i < 3; ++i) {
+    if (handles[i] != NULL) {
+      (void)dlclose(handles[i]);
+    }
+  }
+  return result;
 }
