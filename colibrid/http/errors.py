@@ -85,7 +85,7 @@ def shown(value: object) -> str:
     """A client's value as error messages show it: JSON, shortened, on one line."""
     try:
         text = msgspec.json.encode(value).decode("utf-8", "replace")
-    except (TypeError, ValueError, msgspec.MsgspecError):
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
         text = "a value that JSON cannot hold"
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
 

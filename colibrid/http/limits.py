@@ -1,10 +1,23 @@
-"""Bounds of requests that no setting changes. The engine has the same ones (engine_c/include/colibri.h)."""
+"""Bounds of requests that no setting changes."""
 
 from __future__ import annotations
 
-MAX_LOGPROBS = 20  # likeliest tokens listed at each position
-MAX_BIAS = 1024  # entries of logit_bias
-MAX_STOP_IDS = 64  # end ids of one request, the model's own included
+from colibrid.engine.abi import MAX_BIAS, MAX_STOP_IDS
+from colibrid.engine.abi import MAX_TOP_LOGPROBS as MAX_LOGPROBS
+
+__all__ = [
+    "BODY_TIMEOUT_S",
+    "MAX_BIAS",
+    "MAX_EXPERTS_PER_TOKEN",
+    "MAX_LOGPROBS",
+    "MAX_MESSAGES",
+    "MAX_PROMPTS",
+    "MAX_STOPS",
+    "MAX_STOP_CHARS",
+    "MAX_STOP_IDS",
+    "WRITE_TIMEOUT_S",
+]
+
 MAX_EXPERTS_PER_TOKEN = 16
 MAX_STOPS = 16  # stop strings of one request
 MAX_STOP_CHARS = 256  # characters of one stop string

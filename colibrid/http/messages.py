@@ -8,7 +8,7 @@ import msgspec
 
 from colibrid.errors import RequestError
 from colibrid.http.errors import shown
-from colibrid.http.params import Prompt
+from colibrid.http.params import Prompt, too_many_tokens_refused, usable_tokens
 
 if TYPE_CHECKING:
     from colibrid.http.state import AppState
@@ -26,17 +26,23 @@ async def chat_prompt(body: ChatBody, state: AppState) -> Prompt:
             code="no_chat_template",
         )
     continued = _check_ending(body)
-    _check_bytes(body, state.settings.limits.prompt_bytes)
     messages = [plain_message(message, index) for index, message in enumerate(body.messages)]
     if not template.knows("developer"):
         messages = [_as_system(message) for message in messages]
-    text = template.render(
-        [_guarded(message, state) for message in messages],
-        add_generation_prompt=body.add_generation_prompt is not False,
-    )
+    try:
+        text = template.render(
+            [_guarded(message, state) for message in messages],
+            add_generation_prompt=body.add_generation_prompt is not False,
+        )
+    except RecursionError as error:
+        raise RequestError("messages: nested too deeply; send flatter tool calls.", param="messages") from error
     if continued:
-        text = _cut_after(text, state.text.guard.guard_text(messages[-1]["content"]))
-    ids = await state.text.tokenizer.encode_async(text, add_special_tokens=bool(body.add_special_tokens), guarded=True)
+        text = _cut_after(text, state.text.guard.guard_text(messages[-1]["content"] or ""))
+    _check_bytes(text, state.settings.limits.prompt_bytes)
+    with too_many_tokens_refused(state, "messages"):
+        ids = await state.text.tokenizer.encode_async(
+            text, add_special_tokens=bool(body.add_special_tokens), guarded=True, most=usable_tokens(body, state)
+        )
     if not ids:
         raise RequestError("The messages give an empty prompt; send some text.", param="messages", code="empty_prompt")
     return Prompt(tuple(ids))
@@ -118,18 +124,14 @@ def _check_ending(body: ChatBody) -> bool:
         raise RequestError(
             "continue_final_message needs add_generation_prompt: false; add it.", param="continue_final_message"
         )
-    if not body.messages[-1].content:
-        raise RequestError(
-            "continue_final_message needs a last message with text; add it.", param="continue_final_message"
-        )
     return True
 
 
 def _cut_after(text: str, final: str) -> str:
-    place = text.rfind(final.strip())
+    place = text.rfind(final.strip()) if final.strip() else -1
     if place < 0:
         raise RequestError(
-            "The model's chat template changes the last message, so it cannot be continued; leave"
+            "The last message has no text, or the model's chat template changes it, so it cannot be continued; leave"
             " continue_final_message out.",
             param="continue_final_message",
         )
@@ -143,11 +145,12 @@ def _trailing_space(text: str, place: int, final: str) -> str:
     return space if text.startswith(space, end) else ""
 
 
-def _check_bytes(body: ChatBody, limit: int) -> None:
-    total = sum(len(msgspec.json.encode(message)) for message in body.messages)
+def _check_bytes(text: str, limit: int) -> None:
+    total = len(text.encode("utf-8", "surrogatepass"))
     if total > limit:
         raise RequestError(
-            f"The messages have {total} bytes, more than the {limit} allowed (limits.prompt_bytes); send less.",
+            f"The prompt made of the messages has {total} bytes, more than the {limit} allowed (limits.prompt_bytes);"
+            " send less.",
             param="messages",
             code="string_above_max_length",
         )

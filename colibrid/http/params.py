@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,9 +12,10 @@ from colibrid.errors import RequestError
 from colibrid.http.errors import NotFoundError, shown
 from colibrid.http.limits import MAX_PROMPTS, MAX_STOP_IDS
 from colibrid.text.output import OutputOptions
+from colibrid.text.tokenizer import TooManyTokensError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from colibrid.http.state import AppState
     from colibrid.http.types import ChatBody, CompletionBody, Experts, SamplingBody
@@ -101,8 +103,10 @@ def _empty(name: str) -> RequestError:
     return RequestError(f"{name} is empty; send at least one token.", param=name, code="empty_prompt")
 
 
-async def encode_prompts(entries: Sequence[str | list[int]], state: AppState, *, add_special: bool) -> list[Prompt]:
-    """Token ids of each entry. Raises RequestError for too many bytes and for ids outside the vocabulary."""
+async def encode_prompts(
+    entries: Sequence[str | list[int]], state: AppState, *, add_special: bool, most: int | None
+) -> list[Prompt]:
+    """Token ids of each entry. Raises RequestError for too many bytes or tokens, and for ids out of range."""
     limit = state.settings.limits.prompt_bytes
     total = sum(len(entry.encode("utf-8", "surrogatepass")) for entry in entries if isinstance(entry, str))
     if total > limit:
@@ -115,7 +119,8 @@ async def encode_prompts(entries: Sequence[str | list[int]], state: AppState, *,
     for index, entry in enumerate(entries):
         name = "prompt" if len(entries) == 1 else f"prompt[{index}]"
         if isinstance(entry, str):
-            ids = await state.text.tokenizer.encode_async(entry, add_special_tokens=add_special)
+            with too_many_tokens_refused(state, name):
+                ids = await state.text.tokenizer.encode_async(entry, add_special_tokens=add_special, most=most)
             if not ids:
                 raise _empty(name)
             prompts.append(Prompt(tuple(ids), entry))
@@ -123,6 +128,26 @@ async def encode_prompts(entries: Sequence[str | list[int]], state: AppState, *,
             check_ids(entry, state.scheduler.info.vocab_size, name)
             prompts.append(Prompt(tuple(entry)))
     return prompts
+
+
+def usable_tokens(body: SamplingBody, state: AppState) -> int | None:
+    """Prompts with more tokens than this are refused whatever else is asked; none where they are truncated."""
+    return state.scheduler.info.max_seq_len if body.truncate_prompt_tokens is None else None
+
+
+@contextmanager
+def too_many_tokens_refused(state: AppState, name: str) -> Iterator[None]:
+    """Turns TooManyTokensError into the RequestError of prompt `name`."""
+    try:
+        yield
+    except TooManyTokensError as error:
+        count = error.count if error.exact else f"at least {error.count}"
+        raise RequestError(
+            f"{name} has {count} tokens, more than the context of {state.scheduler.info.max_seq_len} tokens;"
+            " shorten it.",
+            param=name,
+            code="context_length_exceeded",
+        ) from error
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, name: str) -> None:
@@ -142,7 +167,8 @@ async def completion_job(body: CompletionBody, state: AppState, request_id: str)
     check_model(body.model, state)
     _check_common(body)
     entries = prompt_entries(body.prompt)
-    prompts = await encode_prompts(entries, state, add_special=body.add_special_tokens is not False)
+    most = usable_tokens(body, state)
+    prompts = await encode_prompts(entries, state, add_special=body.add_special_tokens is not False, most=most)
     prompt_logprobs = body.prompt_logprobs
     if body.echo and body.logprobs is not None:
         prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)

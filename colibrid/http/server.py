@@ -149,6 +149,7 @@ def _no_route(request: web.Request) -> NotFoundError:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     context = context_of(request)
+    response.headers["Server"] = "colibrid"
     if context is None:
         return
     response.headers["x-request-id"] = context.id
@@ -160,12 +161,13 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
         names = (name.encode("ascii", "replace").decode() for name in context.ignored[:20])
         safe = ",".join("".join(c if c.isprintable() else "?" for c in name)[:64] for name in names)
         response.headers["x-colibri-ignored"] = safe
-        _log.info("fields_ignored", request_id=context.id, fields=context.ignored[:20])
 
 
 def _log_request(request: web.Request, context: RequestContext, status: int) -> None:
     """The one canonical line of a request. Health checks are only of interest when debugging."""
     log = _log.debug if request.path in OPEN_PATHS else _log.info
+    if context.ignored:
+        context.facts["ignored"] = context.ignored[:20]
     log(
         "request",
         request_id=context.id,

@@ -71,6 +71,6 @@ class SpecialGuard:
                 breaks.append(len(text) - count + 1)
             if text[:count] in self._tails:
                 breaks.append(0)
-        if len(text) < self._longest and any(text in special for special in self._specials):
+        if 0 < len(text) < self._longest and any(text in special for special in self._specials):
             breaks.append(0)
         return breaks

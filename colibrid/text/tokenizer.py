@@ -8,6 +8,7 @@ those that `guard.SpecialGuard` left whole, so that text of a client can never f
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import re
 import secrets
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 INLINE_CHARS = 4096  # about 1 ms of work; more goes to the worker thread
 PENDING_CHARS = 64 << 20  # text waiting for the worker thread; more is refused
 _MARK_CHARS = 8  # of 65,534 code points each: 128 bits that no client can guess
+_NFC_SHRINK = 4  # characters that Unicode's composition makes one, at most
 _PLANE_16 = 0x100000  # private use; the last two code points of the plane are noncharacters
 
 
@@ -42,8 +44,18 @@ class _AddedToken(msgspec.Struct):
 class _TokenizerFile(msgspec.Struct):
     """The parts of tokenizer.json that the library does not expose."""
 
+    normalizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
     added_tokens: list[_AddedToken] = []
+
+
+class TooManyTokensError(Exception):
+    """A text has more tokens than its reader can use. `count` is exact, or a lower bound."""
+
+    def __init__(self, count: int, *, exact: bool) -> None:
+        super().__init__(f"{count} tokens")
+        self.count = count
+        self.exact = exact
 
 
 def random_mark() -> str:
@@ -66,9 +78,9 @@ class Tokenizer:
         self._fast.no_truncation()
         self._fast.no_padding()
         self._source = source
-        self._decoder = described.decoder or {}
         self._specials = [token for token in described.added_tokens if token.special]
-        self._byte_table = _byte_table_kind(self._decoder)
+        self._byte_table = _byte_table_kind(described.decoder or {})
+        self._longest = self._longest_token() if _keeps_text(described, source, self._byte_table) else 0
         self._bytes_of: dict[int, bytes] = {}
         self._plain: _PlainTokenizer | None = None
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
@@ -89,28 +101,30 @@ class Tokenizer:
 
     # -- text to ids
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`; strings of added tokens become their ids. Raises RequestError on lone surrogates."""
-        _refuse_surrogates(text)
-        # The batch call releases the interpreter lock, the single one does not.
-        return self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        """Token ids of `text`; strings of added tokens become their ids.
 
-    def encode_guarded(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        Raises RequestError on lone surrogates, TooManyTokensError beyond `most` tokens.
+        """
+        _refuse_surrogates(text)
+        return _ids_of(self._fast, text, add_special_tokens=add_special_tokens, most=most)
+
+    def encode_guarded(self, text: str, *, add_special_tokens: bool = False, most: int | None = None) -> list[int]:
         """Token ids of a rendered template: special strings broken by `mark` are plain text, whole ones are ids.
 
-        Raises RequestError if text that is not a whole special string still gave a special token.
+        Raises as `encode`, and RequestError if text that is not a whole special string still gave a special token.
         """
         whole = len(self._whole_specials.findall(text))
         allowed = whole + (self._fast.num_special_tokens_to_add(is_pair=False) if add_special_tokens else 0)
         if self.mark not in text:
-            ids = self.encode(text, add_special_tokens=add_special_tokens)
+            ids = self.encode(text, add_special_tokens=add_special_tokens, most=most)
             if self._count_specials(ids) <= allowed:
                 return ids
         _refuse_surrogates(text)
         if self._plain is None:
             self._plain = _PlainTokenizer(self._source, self._specials, self.mark)
         for keep_mark in (False, True):
-            ids = self._plain.encode(text, add_special_tokens=add_special_tokens, keep_mark=keep_mark)
+            ids = self._plain.encode(text, add_special_tokens=add_special_tokens, keep_mark=keep_mark, most=most)
             if self._count_specials(ids) <= allowed:
                 return ids
         raise RequestError(
@@ -120,14 +134,20 @@ class Tokenizer:
     def _count_specials(self, ids: list[int]) -> int:
         return sum(token in self.special_ids for token in ids) if self.special_ids else 0
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool, guarded: bool = False) -> list[int]:
+    async def encode_async(
+        self, text: str, *, add_special_tokens: bool, guarded: bool = False, most: int | None = None
+    ) -> list[int]:
         """As `encode` or `encode_guarded`, in the worker thread when the text is long.
 
         Raises OverloadedError when too much text waits for the thread already.
         """
-        work = self.encode_guarded if guarded else self.encode
+        encode = self.encode_guarded if guarded else self.encode
+        work = functools.partial(encode, text, add_special_tokens=add_special_tokens, most=most)
         if len(text) <= INLINE_CHARS:
-            return work(text, add_special_tokens=add_special_tokens)
+            return work()
+        least = self.least_tokens(len(text))
+        if most is not None and least > most:
+            raise TooManyTokensError(least, exact=False)
         if self._pending_chars + len(text) > PENDING_CHARS:
             raise OverloadedError(
                 "Too many long prompts are waiting to be tokenized; try again shortly.",
@@ -137,9 +157,13 @@ class Tokenizer:
         self._pending_chars += len(text)
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._pool, lambda: work(text, add_special_tokens=add_special_tokens))
+            return await loop.run_in_executor(self._pool, work)
         finally:
             self._pending_chars -= len(text)
+
+    def least_tokens(self, chars: int) -> int:
+        """A text of so many characters has at least so many tokens; 0 where that cannot be told."""
+        return chars // (self._longest * _NFC_SHRINK) if self._longest else 0
 
     # -- ids to text
 
@@ -172,6 +196,9 @@ class Tokenizer:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _longest_token(self) -> int:
+        return max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=0)
 
     def _find_bytes(self, token: int) -> bytes:
         piece = self._fast.id_to_token(token)
@@ -210,12 +237,22 @@ class _PlainTokenizer:
         self._id_of = {self._fast.token_to_id(self._alias[token.content]): token.id for token in specials}
         self._whole = _any_of(self._alias)
 
-    def encode(self, text: str, *, add_special_tokens: bool, keep_mark: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, keep_mark: bool, most: int | None) -> list[int]:
         aliased = self._whole.sub(lambda match: self._alias[match.group()], text)
         if not keep_mark:
             aliased = aliased.replace(self._mark, "")
-        found = self._fast.encode_batch_fast([aliased], add_special_tokens=add_special_tokens)[0].ids
+        found = _ids_of(self._fast, aliased, add_special_tokens=add_special_tokens, most=most)
         return [self._id_of.get(token, token) for token in found if token != self._mark_id]
+
+
+def _ids_of(fast: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool, most: int | None) -> list[int]:
+    # The batch call releases the interpreter lock, the single one does not. Making Python's list holds it again,
+    # about 50 ms a million ids, so lists that nobody can use are never made.
+    found = fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+    if most is not None and len(found) > most:
+        raise TooManyTokensError(len(found), exact=True)
+    ids: list[int] = found.ids
+    return ids
 
 
 def _any_of(strings: Iterable[str]) -> re.Pattern[str]:
@@ -263,6 +300,13 @@ def _byte_table_kind(decoder: dict[str, Any]) -> str | None:
     return None
 
 
+def _keeps_text(described: _TokenizerFile, source: str, byte_table: str | None) -> bool:
+    """True iff a token of n characters stands for at most n characters of text, but for what NFC joins."""
+    normal = described.normalizer is None or described.normalizer.get("type") == "NFC"
+    swallowing = any(token.lstrip or token.rstrip for token in described.added_tokens) or '"Removed"' in source
+    return byte_table == "byte_level" and normal and not swallowing
+
+
 def _byte_level_alphabet() -> dict[str, int]:
     """The byte that each character of a byte-level vocabulary stands for.
 
@@ -302,7 +346,8 @@ class IdsOnly(Tokenizer):
     def __init__(self) -> None:
         super().__init__(_NO_MODEL)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:  # noqa: ARG002 - the signature is Tokenizer's
+    def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        del text, add_special_tokens, most
         raise RequestError(
             "The model has no tokenizer; send the prompt to /v1/completions as token ids.", param="prompt"
         )

@@ -44,7 +44,13 @@ def test_template_text_is_still_parsed(byte_level: Tokenizer, guard: SpecialGuar
 
 def test_harmless_text_is_left_alone(guard: SpecialGuard) -> None:
     """Text that can form no special token is not touched, at any depth."""
-    value = {"role": "user", "content": ["a < b", "1 | 2", {"deep": " <tool_call> "}], "n": 5, "none": None}
+    value = {
+        "role": "user",
+        "content": ["a < b", "1 | 2", {"deep": " <tool_call> "}],
+        "n": 5,
+        "none": None,
+        "empty": "",
+    }
     assert guard.guard(value) == value
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import colibrid
 from colibrid.errors import ModelError, OverloadedError, RequestError
 from colibrid.text import tokenizer as module
-from colibrid.text.tokenizer import IdsOnly, Tokenizer
+from colibrid.text.tokenizer import IdsOnly, Tokenizer, TooManyTokensError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "hummingbird-13m.golden.json").read_text())["cases"]
 MODEL_DIR = Path(colibrid.__file__).parent / "models" / "hummingbird-13m"
@@ -100,3 +100,30 @@ def test_model_without_tokenizer() -> None:
         ids_only.encode("a", add_special_tokens=True)
     assert ids_only.decode([1, 2], skip_special_tokens=True) == ""
     assert ids_only.token_text(1) == ""
+
+
+def test_too_many_tokens_are_counted_not_listed(byte_level: Tokenizer) -> None:
+    """Beyond the number of tokens that can be used only their count is told."""
+    assert len(byte_level.encode("a b c", add_special_tokens=False, most=3)) == 3
+    with pytest.raises(TooManyTokensError) as caught:
+        byte_level.encode("a b c", add_special_tokens=False, most=2)
+    assert (caught.value.count, caught.value.exact) == (3, True)
+
+
+async def test_hopeless_text_is_not_tokenized(byte_level: Tokenizer) -> None:
+    """A text that must have too many tokens, whatever they are, is refused without work."""
+    with pytest.raises(TooManyTokensError) as caught:
+        await byte_level.encode_async("a" * 10_000_000, add_special_tokens=False, most=2048)
+    assert caught.value.exact is False
+    assert caught.value.count <= 10_000_000
+
+
+@given(st.text())
+def test_least_tokens_is_a_lower_bound(byte_level: Tokenizer, text: str) -> None:
+    """No text has fewer tokens than least_tokens says."""
+    assert byte_level.least_tokens(len(text)) <= len(byte_level.encode(text, add_special_tokens=False))
+
+
+def test_least_tokens_needs_a_tokenizer_that_keeps_text(byte_fallback: Tokenizer) -> None:
+    """Where one token may stand for any amount of text, nothing is promised."""
+    assert byte_fallback.least_tokens(1 << 30) == 0

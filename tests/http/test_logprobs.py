@@ -1,0 +1,72 @@
+"""Log-probabilities in the shapes of the API."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from colibrid.batch.request import TokenRecord
+from colibrid.http.logprobs import LegacyLogprobs, chat_logprobs, prompt_logprobs, text_and_offsets
+
+if TYPE_CHECKING:
+    from colibrid.text.model_text import ModelText
+
+MINUS_INFINITY = float("-inf")
+
+
+def test_minus_infinity_is_a_number(model_text: ModelText) -> None:
+    """JSON has no infinity: minus infinity reads -9999 in every shape."""
+    record = TokenRecord(572, MINUS_INFINITY, ((573, MINUS_INFINITY),))
+    legacy = LegacyLogprobs(model_text.tokenizer)
+    legacy.add(record, 0)
+    shapes = [
+        legacy.take(),
+        chat_logprobs(model_text.tokenizer, [record]),
+        prompt_logprobs(model_text.tokenizer, [record]),
+    ]
+    for shape in shapes:
+        text = msgspec.json.encode(shape).decode()
+        assert json.loads(text) == shape
+        assert "-9999.0" in text
+
+
+def test_parts_of_characters_keep_their_own_names(model_text: ModelText) -> None:
+    """Tokens that are parts of characters do not fall together in the top list."""
+    parts = model_text.tokenizer.encode("日本", add_special_tokens=False)
+    assert len(set(parts)) >= 3
+    legacy = LegacyLogprobs(model_text.tokenizer)
+    legacy.add(TokenRecord(parts[0], -1.0, tuple((token, -1.0) for token in set(parts))), 0)
+    top = legacy.take()["top_logprobs"][0]
+    assert len(top) == len(set(parts))
+    entry = chat_logprobs(model_text.tokenizer, [TokenRecord(parts[0], -1.0)])["content"][0]
+    assert bytes(entry["bytes"]) == "日".encode()[: len(entry["bytes"])]
+
+
+def test_take_gives_each_token_once(model_text: ModelText) -> None:
+    """What was taken is not given again."""
+    legacy = LegacyLogprobs(model_text.tokenizer)
+    assert not legacy
+    legacy.add(TokenRecord(572, -1.0), 3)
+    assert legacy
+    assert legacy.take()["text_offset"] == [3]
+    assert legacy.take() == {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+def test_prompt_own_token_outside_the_top(model_text: ModelText) -> None:
+    """A prompt token that is not among the likeliest is listed without a rank."""
+    found = prompt_logprobs(model_text.tokenizer, [TokenRecord(1), TokenRecord(572, -5.0, ((573, -1.0),))])
+    assert found[0] is None
+    assert found[1] is not None
+    assert (found[1]["572"]["rank"], found[1]["573"]["rank"]) == (None, 1)
+
+
+def test_offsets_of_a_prompt(model_text: ModelText) -> None:
+    """Each id begins where the text of those before it ends; parts of a character begin where it begins."""
+    ids = model_text.tokenizer.encode("The 日<|im_end|>x", add_special_tokens=True)
+    text, offsets = text_and_offsets(model_text.tokenizer, ids)
+    assert text == "The 日<|im_end|>x"
+    assert offsets[0] == 0
+    assert text[offsets[ids.index(4093)] :] == "<|im_end|>x"
+    assert offsets == sorted(offsets)
