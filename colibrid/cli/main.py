@@ -81,4 +81,17 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """The `colibrid` script."""
+    _hold_standard_descriptors()
     sys.exit(run(sys.argv[1:]))
+
+
+def _hold_standard_descriptors() -> None:
+    """A caller may have closed 0, 1 or 2; a socket that took such a number would get what is printed."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    # Python has None for a stream that was closed when it started.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -129,6 +130,51 @@ def test_second_signal_stops_now(model: str, tmp_path: Path) -> None:
             assert b"[DONE]" not in response.read()
         assert daemon.wait() == 0
         assert "Traceback" not in daemon.stderr
+
+
+def test_interrupt_drains_too(model: str, tmp_path: Path) -> None:
+    """Ctrl-C on an idle daemon ends it with 0 and no traceback."""
+    with DaemonProcess(tmp_path, model) as daemon:
+        daemon.wait_ready().signal(signal.SIGINT)
+        assert daemon.wait() == 0
+        assert "Traceback" not in daemon.stderr
+
+
+def test_signal_while_loading_is_obeyed(model: str, tmp_path: Path) -> None:
+    """SIGTERM before ready ends the daemon without a traceback."""
+    with DaemonProcess(tmp_path, model) as daemon:
+        daemon.wait_event("engine_started")
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait() == 0
+        assert "Traceback" not in daemon.stderr
+
+
+def test_closed_standard_streams_are_survived(model: str, tmp_path: Path) -> None:
+    """With 0, 1 and 2 closed, no socket takes their numbers: serving works and nothing is printed into it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = f"exec {sys.executable} -m colibrid.cli serve {model} --port {port} <&- >&- 2>&-"
+    with subprocess.Popen(["/bin/sh", "-c", command]) as process:
+        try:
+            wait_for(lambda: _is_ready(port) or process.poll() is not None)
+            assert process.poll() is None
+            links = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)]
+            assert links == ["/dev/null"] * 3
+        finally:
+            process.terminate()
+        assert process.wait(DEADLINE_S) == 0
+
+
+def _is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
 
 
 def test_hangup_is_told_and_survived(model: str, tmp_path: Path) -> None:
