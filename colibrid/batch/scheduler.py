@@ -15,15 +15,14 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-import structlog
 
 from colibrid.batch.admission import check_request
+from colibrid.batch.fanout import FanOut, Tally
 from colibrid.batch.generation import LiveGeneration, Place
 from colibrid.batch.plan import Close, FreeSlot, Plan, Waiting, make_plan, reserved_tokens
-from colibrid.batch.request import ExpertPolicy, ExpertUsage, FinishReason, GenerateRequest, GenerateResult, TokenRecord
-from colibrid.batch.slots import Slot, SlotState, SlotTable
-from colibrid.batch.translate import fault, slot_request, token_record
-from colibrid.engine import abi
+from colibrid.batch.request import ExpertPolicy, GenerateRequest
+from colibrid.batch.slots import Slot, SlotTable
+from colibrid.batch.translate import slot_request
 from colibrid.errors import EngineFaultError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from colibrid.batch.interfaces import EngineInfo
     from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings
-    from colibrid.engine.channel import Event
     from colibrid.engine.state import Readiness
     from colibrid.engine.supervisor import EngineListener, EngineSession
 
@@ -39,7 +37,6 @@ RETRY_AFTER_LOADING_S = 1.0
 _MIN_RETRY_AFTER_S = 1.0
 _MAX_RETRY_AFTER_S = 30.0
 _RETRY_PUSH_S = 0.005  # the command ring was full
-_SMOOTHING = 0.1  # weight of the newest request in the mean duration
 
 
 class Engine(Protocol):
@@ -84,7 +81,6 @@ class Scheduler:
         self._batch = batch
         self._limits = limits
         self._experts = experts
-        self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
         self._session: EngineSession | None = None
         self._slots: SlotTable[LiveGeneration] = SlotTable(info.slots)
         self._queue: deque[LiveGeneration] = deque()
@@ -94,8 +90,8 @@ class Scheduler:
         self._idle.set()
         self._pump_handle: asyncio.Handle | None = None
         self._window: asyncio.TimerHandle | None = None
-        self._mean_duration_s = 0.0
-        self._submitted = self._finished = self._failed = self._cancelled = self._refused = self._pushes = 0
+        self._tally = Tally()
+        self._fan_out = FanOut(self._slots, self._tally, info.experts_per_token, self._released)
         engine.attach(self)
 
     # ------------------------------------------------------------ for others
@@ -118,15 +114,16 @@ class Scheduler:
     @property
     def counts(self) -> SchedulerCounts:
         """For logs and tests."""
+        tally = self._tally
         return SchedulerCounts(
             queued=len(self._queue),
             running=self._slots.busy,
-            submitted=self._submitted,
-            finished=self._finished,
-            failed=self._failed,
-            cancelled=self._cancelled,
-            refused=self._refused,
-            pushes=self._pushes,
+            submitted=tally.submitted,
+            finished=tally.finished,
+            failed=tally.failed,
+            cancelled=tally.cancelled,
+            refused=tally.refused,
+            pushes=tally.pushes,
         )
 
     def submit(self, request: GenerateRequest) -> LiveGeneration:
@@ -138,7 +135,7 @@ class Scheduler:
         try:
             return self._admit([self._with_defaults(request) for request in requests])
         except RequestError:
-            self._refused += len(requests)
+            self._tally.refused += len(requests)
             raise
 
     async def drain(self, timeout_s: float) -> bool:
@@ -195,7 +192,7 @@ class Scheduler:
             )
         now = asyncio.get_running_loop().time()
         generations = tuple(LiveGeneration(request, self, now) for request in requests)
-        self._submitted += len(generations)
+        self._tally.submitted += len(generations)
         self._queue.extend(generations)
         self._idle.clear()
         self._after_submit()
@@ -203,7 +200,7 @@ class Scheduler:
 
     def _retry_after_s(self) -> float:
         """About when a place in the queue is free, from the mean duration of requests."""
-        estimate = self._mean_duration_s * (len(self._queue) + 1) / len(self._slots)
+        estimate = self._tally.mean_duration_s * (len(self._queue) + 1) / len(self._slots)
         return min(max(estimate, _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
 
     def _after_submit(self) -> None:
@@ -255,7 +252,7 @@ class Scheduler:
         if not session.channel.push(plan.commands()):
             return False
         session.wake()
-        self._pushes += 1
+        self._tally.pushes += 1
         self._closes.clear()
         now = asyncio.get_running_loop().time()
         for place in plan.placements:
@@ -268,7 +265,7 @@ class Scheduler:
 
     def cancelled(self, generation: LiveGeneration) -> None:
         """A consumer wants no more: take it from the queue, or close its slot."""
-        self._cancelled += 1
+        self._tally.cancelled += 1
         if generation.place is None:
             self._queue.remove(generation)
             self._update_idle()
@@ -300,11 +297,11 @@ class Scheduler:
     def engine_lost(self, reason: str) -> None:
         """Called by the supervisor: what has arrived is delivered, what runs fails, what waits goes on waiting."""
         if self._session is not None:
-            self._take_events(self._session)
+            self._fan_out.take(self._session)
             self._detach()
         self._closes.clear()
         for generation in self._slots.release_all():
-            self._fail(
+            self._tally.fail(
                 generation, EngineFaultError(f"the engine failed while it served this request: {reason}; send it again")
             )
         self._update_idle()
@@ -312,7 +309,7 @@ class Scheduler:
     def engine_gave_up(self, reason: str) -> None:
         """Called by the supervisor: nothing that waits will be served."""
         while self._queue:
-            self._fail(self._queue.popleft(), EngineFaultError(f"the engine is not available: {reason}"))
+            self._tally.fail(self._queue.popleft(), EngineFaultError(f"the engine is not available: {reason}"))
         self._update_idle()
 
     def _detach(self) -> None:
@@ -323,129 +320,26 @@ class Scheduler:
     def _on_events(self) -> None:
         assert self._session is not None, "events are watched while there is a session"
         self._session.clear_events()
-        self._take_events(self._session)
-
-    def _take_events(self, session: EngineSession) -> None:
-        touched: dict[int, LiveGeneration] = {}
-        for event in session.channel.pop():
-            slot = self._slots.find(event.slot, event.generation)
-            if slot is None:
-                self._log.warning("stale_event", kind=event.kind, slot=event.slot, generation=event.generation)
-                continue
-            assert slot.owner is not None, "a slot that is found has an owner"
-            self._on_event(session, slot, slot.owner, event)
-            if slot.owner is not None:
-                touched[slot.index] = slot.owner
-        for generation in touched.values():
-            generation.wake()
-
-    def _on_event(
-        self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
-    ) -> None:
-        wanted = slot.state is not SlotState.CLOSING
-        if event.kind == abi.EventKind.OPENED:
-            self._slots.opened(slot)
-        elif event.kind == abi.EventKind.TOKEN:
-            if wanted:
-                self._on_token(session, slot, generation, event)
-            if event.flags:
-                self._on_end(session, slot, generation, event)
-        elif event.kind == abi.EventKind.FINISHED:
-            if wanted:
-                self._on_first(session, slot, generation)
-            self._on_end(session, slot, generation, event)
-        elif event.kind == abi.EventKind.CLOSED:
-            self._release(slot)
-        elif event.kind == abi.EventKind.FAILED:
-            if wanted:
-                self._fail(generation, fault(event.status))
-            self._release(slot)
-        else:
-            self._log.error("unknown_event", kind=event.kind)
-
-    def _on_token(
-        self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
-    ) -> None:
-        if generation.clock.first is None:
-            self._on_first(session, slot, generation)
-        wanted = generation.request.logprobs
-        if wanted is None:
-            generation.add(TokenRecord(event.token))
-        else:
-            generation.add(token_record(event.token, session.channel.record(slot.index, event.record), wanted))
-
-    def _on_first(self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration) -> None:
-        generation.clock.first = asyncio.get_running_loop().time()
-        wanted = generation.request.prompt_logprobs
-        if wanted is not None:
-            ids = generation.request.prompt_ids
-            found = session.channel.prompt_records(slot.index, len(ids))
-            generation.prompt_records = tuple(
-                token_record(token, record, wanted) for token, record in zip(ids, found, strict=True)
-            )
-
-    def _on_end(
-        self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
-    ) -> None:
-        """The engine has ended it normally; a cancelled one is only released."""
-        if slot.state is not SlotState.CLOSING:
-            self._finished += 1
-            generation.finish(self._result(session, slot, generation, event))
-            duration = asyncio.get_running_loop().time() - (generation.clock.placed or generation.clock.submitted)
-            self._mean_duration_s += (duration - self._mean_duration_s) * (_SMOOTHING if self._mean_duration_s else 1.0)
-        self._release(slot)
-
-    def _result(
-        self, session: EngineSession, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
-    ) -> GenerateResult:
-        request, clock = generation.request, generation.clock
-        usage = session.channel.usage(slot.index)
-        now = asyncio.get_running_loop().time()
-        placed = clock.placed or clock.submitted
-        first = clock.first or now
-        stopped = bool(event.flags & abi.Finish.STOP)
-        reason: FinishReason = "stop" if stopped else "length"
-        return GenerateResult(
-            finish_reason=reason,
-            stop_token=event.token if stopped else None,
-            prompt_tokens=len(request.prompt_ids),
-            completion_tokens=generation.received,
-            cached_tokens=usage.cached_tokens,
-            prompt_records=generation.prompt_records,
-            experts=ExpertUsage(
-                request.experts.per_token or self._info.experts_per_token,
-                usage.assignments,
-                usage.trimmed,
-                usage.dropped,
-            ),
-            queue_ms=(placed - clock.submitted) * 1000,
-            prefill_ms=(first - placed) * 1000,
-            decode_ms=(now - first) * 1000,
-        )
+        self._fan_out.take(self._session)
 
     # ------------------------------------------------------------------- end
 
-    def _release(self, slot: Slot[LiveGeneration]) -> None:
+    def _released(self, slot: Slot[LiveGeneration]) -> None:
+        """A slot has become free."""
         # A close that was not pushed yet is pointless now, and its generation is over.
         self._closes = [close for close in self._closes if close.slot != slot.index]
-        self._slots.release(slot)
         self._update_idle()
         if self._queue:
             self._schedule_pump()
 
-    def _fail(self, generation: LiveGeneration, error: RequestError) -> None:
-        if not generation.ended:
-            self._failed += 1
-            generation.fail(error)
-
     def _fail_all(self, reason: str) -> None:
         error = OverloadedError(reason, code="draining", retry_after_s=RETRY_AFTER_LOADING_S)
         while self._queue:
-            self._fail(self._queue.popleft(), error)
+            self._tally.fail(self._queue.popleft(), error)
         for slot in self._slots.running():
             assert slot.owner is not None, "a running slot has an owner"
             self._closes.append(Close(slot.index, slot.generation))
-            self._fail(slot.owner, error)
+            self._tally.fail(slot.owner, error)
             self._slots.close(slot)
         self._schedule_pump()
         self._update_idle()

@@ -114,6 +114,8 @@ def _open_engine(
 ) -> ctypes.c_void_p:
     """Everything from the pack's description to a Ready frame. What must outlive the engine goes to `stack`."""
     spec = message.spec
+    if spec.device != "cpu":
+        raise ConfigError(f"engine.device is {spec.device}, but this version serves from the CPU only; set it to cpu")
     channel_fd, command_fd, event_fd = fds
     started = time.monotonic()
     pack = open_pack(Path(spec.pack_dir), backend=spec.device, check_files=spec.weights == "files")

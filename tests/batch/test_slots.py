@@ -105,6 +105,7 @@ def test_events_of_an_earlier_owner_find_nothing() -> None:
     assert table.find(-1, 2) is None
 
 
+@pytest.mark.skipif(not __debug__, reason="assertions are off")
 def test_wrong_transitions_are_caught() -> None:
     """Opening a busy slot, skipping a generation, closing twice and releasing a free slot are bugs that show."""
     table: SlotTable[str] = SlotTable(1)

@@ -240,6 +240,13 @@ async def test_settings_that_c_refuses_are_final(make: Make, spec: EngineSpec) -
         await supervisor.wait_ready()
 
 
+async def test_a_device_that_is_not_served_yet_is_final(make: Make, spec: EngineSpec) -> None:
+    """The worker refuses to pass off the CPU as a GPU."""
+    supervisor, _ = make(msgspec.structs.replace(spec, device="cuda"))
+    with pytest.raises(ConfigError, match=r"engine\.device is cuda"):
+        await supervisor.wait_ready()
+
+
 async def test_a_process_that_cannot_be_spawned_counts_as_a_crash(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """When no process can be started at all, the supervisor gives up instead of trying for ever."""
     monkeypatch.setattr("sys.executable", "/nonexistent/python")

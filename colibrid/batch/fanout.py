@@ -1,0 +1,167 @@
+"""From the engine's events to the generations that wait for them.
+
+Everything that has arrived is handed on first, then each generation is woken once, so that a consumer gets all of its
+tokens in one list. Uses the scheduler's slot table; lives on its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from colibrid.batch.request import ExpertUsage, FinishReason, GenerateResult, TokenRecord
+from colibrid.batch.slots import Slot, SlotState, SlotTable
+from colibrid.batch.translate import fault, token_record
+from colibrid.engine import abi
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from colibrid.batch.generation import LiveGeneration
+    from colibrid.engine.channel import DaemonChannel, Event
+    from colibrid.engine.supervisor import EngineSession
+    from colibrid.errors import RequestError
+
+_SMOOTHING = 0.1  # weight of the newest request in the mean duration
+
+
+class Tally(msgspec.Struct):
+    """What has happened to requests so far."""
+
+    submitted: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    pushes: int = 0
+    mean_duration_s: float = 0.0  # of finished requests, from placement to end; the newest count most
+
+    def fail(self, generation: LiveGeneration, error: RequestError) -> None:
+        """Fail a generation unless it has ended."""
+        if not generation.ended:
+            self.failed += 1
+            generation.fail(error)
+
+    def finish(self, generation: LiveGeneration, result: GenerateResult) -> None:
+        """End a generation normally."""
+        self.finished += 1
+        duration = (result.prefill_ms + result.decode_ms) / 1000
+        self.mean_duration_s += (duration - self.mean_duration_s) * (_SMOOTHING if self.mean_duration_s else 1.0)
+        generation.finish(result)
+
+
+class FanOut:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        slots: SlotTable[LiveGeneration],
+        tally: Tally,
+        experts_per_token: int,
+        released: Callable[[Slot[LiveGeneration]], None],
+    ) -> None:
+        """`released` is called after a slot has become free."""
+        self._slots = slots
+        self._tally = tally
+        self._experts_per_token = experts_per_token
+        self._released = released
+        self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+    def take(self, session: EngineSession) -> None:
+        """Hand on all events that have arrived."""
+        touched: dict[int, LiveGeneration] = {}
+        for event in session.channel.pop():
+            slot = self._slots.find(event.slot, event.generation)
+            if slot is None:
+                self._log.warning("stale_event", kind=event.kind, slot=event.slot, generation=event.generation)
+                continue
+            assert slot.owner is not None, "a slot that is found has an owner"
+            touched[slot.index] = slot.owner
+            self._on_event(session.channel, slot, slot.owner, event)
+        for generation in touched.values():
+            generation.wake()
+
+    def _on_event(
+        self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
+    ) -> None:
+        wanted = slot.state is not SlotState.CLOSING  # else it was cancelled, and only its slot is of interest
+        match event.kind:
+            case abi.EventKind.OPENED:
+                self._slots.opened(slot)
+            case abi.EventKind.TOKEN:
+                if wanted:
+                    self._on_token(channel, slot, generation, event)
+                if event.flags:
+                    self._on_end(channel, slot, generation, event)
+            case abi.EventKind.FINISHED:
+                if wanted:
+                    self._on_first(channel, slot, generation)
+                self._on_end(channel, slot, generation, event)
+            case abi.EventKind.CLOSED:
+                self._release(slot)
+            case abi.EventKind.FAILED:
+                if wanted:
+                    self._tally.fail(generation, fault(event.status))
+                self._release(slot)
+            case _:
+                self._log.error("unknown_event", kind=event.kind)
+
+    def _on_token(
+        self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
+    ) -> None:
+        if generation.clock.first is None:
+            self._on_first(channel, slot, generation)
+        wanted = generation.request.logprobs
+        if wanted is None:
+            generation.add(TokenRecord(event.token))
+        else:
+            generation.add(token_record(event.token, channel.record(slot.index, event.record), wanted))
+
+    def _on_first(self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration) -> None:
+        """The prompt is complete."""
+        generation.clock.first = asyncio.get_running_loop().time()
+        wanted = generation.request.prompt_logprobs
+        if wanted is not None:
+            ids = generation.request.prompt_ids
+            found = channel.prompt_records(slot.index, len(ids))
+            generation.prompt_records = tuple(
+                token_record(token, record, wanted) for token, record in zip(ids, found, strict=True)
+            )
+
+    def _on_end(
+        self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
+    ) -> None:
+        if slot.state is not SlotState.CLOSING:
+            self._tally.finish(generation, self._result(channel, slot, generation, event))
+        self._release(slot)
+
+    def _release(self, slot: Slot[LiveGeneration]) -> None:
+        self._slots.release(slot)
+        self._released(slot)
+
+    def _result(
+        self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
+    ) -> GenerateResult:
+        request, clock = generation.request, generation.clock
+        assert clock.placed is not None, "what has ended was placed"
+        assert clock.first is not None, "what has ended has a first token, or none to come"
+        usage = channel.usage(slot.index)
+        stopped = bool(event.flags & abi.Finish.STOP)
+        reason: FinishReason = "stop" if stopped else "length"
+        return GenerateResult(
+            finish_reason=reason,
+            stop_token=event.token if stopped else None,
+            prompt_tokens=len(request.prompt_ids),
+            completion_tokens=generation.received,
+            cached_tokens=usage.cached_tokens,
+            prompt_records=generation.prompt_records,
+            experts=ExpertUsage(
+                request.experts.per_token or self._experts_per_token, usage.assignments, usage.trimmed, usage.dropped
+            ),
+            queue_ms=(clock.placed - clock.submitted) * 1000,
+            prefill_ms=(clock.first - clock.placed) * 1000,
+            decode_ms=(asyncio.get_running_loop().time() - clock.first) * 1000,
+        )
