@@ -199,10 +199,13 @@ static void records_wait_for_the_reader(void) {
     CHECK_EQ(clb_channel_commit(&f.engine, 1), i);
   }
   CHECK(clb_channel_record(&f.engine, 1) == NULL);
+  CHECK_EQ(clb_channel_room(&f.engine, 1), 0);
+  CHECK_EQ(clb_channel_room(&f.engine, 0), 8);
   CHECK(clb_channel_has_room(&f.engine, 0));
   CHECK_EQ(clb_result_advance(f.base, 1, 9), CLB_ERR_ARGUMENT);
   CHECK_EQ(clb_result_advance(f.base, 3, 0), CLB_ERR_ARGUMENT);
   CHECK_EQ(clb_result_advance(f.base, 1, 3), CLB_OK);
+  CHECK_EQ(clb_channel_room(&f.engine, 1), 3);
   CHECK_EQ(clb_result_advance(f.base, 1, 2), CLB_ERR_ARGUMENT);
   clb_record* record = clb_channel_record(&f.engine, 1);
   CHECK_EQ((uint8_t*)record - (uint8_t*)f.base,
@@ -235,6 +238,7 @@ static void broken_indices_read_as_empty(void) {
     clb_channel_slot_open(&f.engine, 0, 1);
     clb_channel_result(&f.engine, 0)->tail = broken[i];
     CHECK(clb_channel_record(&f.engine, 0) == NULL);
+    CHECK_EQ(clb_channel_room(&f.engine, 0), 0);
   }
   free(f.base);
 }
