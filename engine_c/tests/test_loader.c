@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "alloc_hook.h"
 #include "loader_internal.h"
 #include "test.h"
 #include "tiny_model.h"
@@ -399,6 +400,33 @@ static void memory_that_is_too_small(void) {
   tiny_free(&tiny);
 }
 
+/* Whichever scratch allocation fails: MEMORY, nothing leaked (the sanitizers look), and the next try succeeds. */
+static void every_allocation_may_fail(void) {
+  tiny_model tiny;
+  loaded out;
+  clb_error error;
+  tiny_make(&tiny, 0, CLB_BF16, TINY_VOCAB);
+  tiny_write(&tiny);
+  CHECK_EQ(load_as(&tiny, CLB_WEIGHTS_FILES, 0, &out), CLB_OK);
+  const clb_loader_config config = {.model = &tiny.model,
+                                    .dir_fd = tiny.dir_fd,
+                                    .memory = out.memory,
+                                    .memory_bytes = out.sizes.weights_bytes,
+                                    .host = out.host,
+                                    .host_bytes = out.sizes.host_bytes};
+  int32_t status = CLB_ERR_MEMORY;
+  uint64_t n = 0;
+  while (status == CLB_ERR_MEMORY && n < 10) {
+    alloc_hook_fail(++n);
+    status = clb_loader_load(&config, &out.table, &error);
+    alloc_hook_fail(0);
+  }
+  CHECK_EQ(status, CLB_OK);
+  CHECK_EQ(n, 3); /* two allocations: for the check of all sections, for the places of the files */
+  unload(&out);
+  tiny_free(&tiny);
+}
+
 /* Dummy weights: same seed same bytes, another seed others; all finite; norms 1; spread 1 / sqrt(inputs). */
 static void dummy_weights(void) {
   tiny_model tiny;
@@ -478,6 +506,7 @@ int main(int argc, char** argv) {
       TEST(hostile_models),
       TEST(hostile_layers),
       TEST(memory_that_is_too_small),
+      TEST(every_allocation_may_fail),
       TEST(dummy_weights),
       TEST(dummy_lays_out_itself),
   };
