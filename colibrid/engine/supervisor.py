@@ -216,7 +216,8 @@ class Supervisor:
             process = EngineProcess(self._library, self._spec, self._shape)
         except (OSError, EngineError) as error:
             self._log.error("engine_spawn_failed", error=str(error))
-            self._ended_engine(f"the engine process cannot be started: {error}", completed=False)
+            why = error.strerror if isinstance(error, OSError) else error  # the rest of an OSError may be a path
+            self._ended_engine(f"the engine process cannot be started: {why}", completed=False)
             return
         self._process = process
         loop = asyncio.get_running_loop()

@@ -255,6 +255,7 @@ async def test_a_process_that_cannot_be_spawned_counts_as_a_crash(make: Make, mo
     with pytest.raises(EngineError, match="cannot be started"):
         await asyncio.wait_for(supervisor.wait_ready(), DEADLINE_S)
     assert open_descriptors() == before
+    assert "nonexistent" not in str(supervisor.readiness.reason)
 
 
 async def test_stop_while_loading(make: Make) -> None:
