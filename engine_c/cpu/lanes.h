@@ -13,6 +13,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 #include "number.h"
 
@@ -55,10 +58,11 @@ static inline clb_lanes clb_lanes_spread(float value) {
 }
 
 static inline clb_lanes clb_lanes_pair(clb_float4 low, clb_float4 high) {
-  clb_lanes lanes;
-  memcpy(&lanes, &low, sizeof low);
-  memcpy((char*)&lanes + sizeof low, &high, sizeof high);
-  return lanes;
+#if defined(__AVX__)
+  return (clb_lanes){(clb_float8)_mm256_set_m128((__m128)high, (__m128)low)};
+#else
+  return (clb_lanes){low, high};
+#endif
 }
 
 /* sums + a * b */

@@ -150,6 +150,14 @@ static int32_t take_blocks(clb_engine* engine, clb_error* error) {
   return CLB_OK;
 }
 
+uint64_t clb_fixed_blocks(const clb_engine* engine) {
+  clb_pool_stats weights;
+  clb_pool_stats temp;
+  clb_pool_get_stats(&engine->pool, CLB_TIER_WEIGHTS, &weights);
+  clb_pool_get_stats(&engine->pool, CLB_TIER_TEMP, &temp);
+  return (uint64_t)weights.blocks - weights.free_blocks + temp.blocks - temp.free_blocks;
+}
+
 static void show_progress(void* context, uint64_t loaded_bytes) {
   clb_engine* const engine = context;
   engine->stats.loaded_bytes = loaded_bytes;
@@ -231,6 +239,7 @@ int32_t clb_engine_open(const clb_engine_config* config, clb_engine** engine, cl
     clb_engine_close(made);
     return status;
   }
+  made->fixed_blocks = clb_fixed_blocks(made);
   made->stats.kv_bytes = sizes.kv_tier;
   made->stats.weights_bytes = sizes.weights_tier;
   made->stats.temp_bytes = sizes.temp_tier;

@@ -104,6 +104,7 @@ struct clb_engine {
   uint32_t attached;      /* 1: channel may be used */
   uint32_t built;         /* clb_built: how far open came */
   clb_stats stats;
+  uint64_t fixed_blocks; /* blocks of the weights and temp tiers after open */
   uint64_t step_number;
   _Atomic uint32_t mail;
 };
@@ -116,6 +117,11 @@ int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb
 uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes* sizes, unsigned char* base,
                                 clb_step_buffers* buffers);
 uint64_t clb_place_slots(const clb_engine_config* config, unsigned char* base, clb_slot* slots);
+
+/* ------------------------------------------------------------ engine.c */
+
+/* Blocks in use in the weights and temp tiers. */
+uint64_t clb_fixed_blocks(const clb_engine* engine);
 
 /* ---------------------------------------------------------- commands.c */
 
