@@ -188,6 +188,11 @@ class Supervisor:
         await self._ended.wait()
         return self._failure
 
+    def check(self) -> None:
+        """Have the engine verify its invariants at the next step boundary; one with a broken invariant ends itself."""
+        if self._session is not None and self._process is not None:
+            control.send(self._process.sock, control.Check())
+
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """End the engine; kill it if it does not end within `grace_s`. May be called at any time, also twice."""
         self._stopping = True

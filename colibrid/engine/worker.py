@@ -124,6 +124,10 @@ def _open_engine(
     channel = EngineChannel(library, channel_fd, message.channel)
     stack.callback(channel.close)
     plan = setup.fit(available_bytes())
+    wanted = spec.slots * spec.max_seq_len
+    if plan.kv_tokens < wanted:
+        fields = {"kv_tokens": plan.kv_tokens, "all_slots_at_full_length": wanted}
+        control.send(sock, control.Log(level="info", event="kv_memory_limited", fields={**fields}))
     started = time.monotonic()
     with KernelModules() as modules:
         setup.use_modules(modules.names, modules.paths)

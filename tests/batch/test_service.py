@@ -140,6 +140,9 @@ async def test_neighbours_never_change_a_result(start: Start) -> None:
     assert stats["expert_relaunches"] == 0
     assert stats["allocations_after_open"] == 0
     assert stats["kv_bytes_used"] == 0
+    service.supervisor.check()
+    await service.ask(requests[0])
+    assert service.scheduler.readiness.restarts == 1
 
 
 async def test_an_expert_runs_once_per_layer_and_step(start: Start, bundled_pack: Pack) -> None:

@@ -80,6 +80,22 @@ def test_check_is_answered_by_going_on(process: EngineProcess) -> None:
     assert process.poll() is None
 
 
+def test_a_reduced_kv_tier_is_logged(library: Library, spec: EngineSpec, bundled_pack: Pack) -> None:
+    """When KV memory does not hold all slots at full length, the daemon's log says how much it holds."""
+    small = msgspec.structs.replace(spec, tier_kv=msgspec.structs.replace(spec.tier_kv, bytes=1 << 20))
+    process = EngineProcess(library, small, channel_shape(spec, bundled_pack.manifest))
+    process.sock.setblocking(True)
+    try:
+        assert next_message(process) == control.Opening()
+        message = next_message(process)
+        assert isinstance(message, control.Log)
+        assert message.event == "kv_memory_limited"
+        assert 0 < int(message.fields["kv_tokens"]) < spec.slots * spec.max_seq_len
+        assert isinstance(next_message(process), control.Ready)
+    finally:
+        process.release()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_for_the_daemon_do_not_end_the_engine(number: signal.Signals, process: EngineProcess) -> None:
     """Ctrl-C and SIGTERM reach the whole group, but only the daemon acts on them, from the first instant on."""
