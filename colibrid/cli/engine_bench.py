@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import statistics
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,7 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     context: int  # tokens of each slot in the middle of the decode measurement
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
-    step_ms: float  # one decode step
+    step_ms: float  # one decode step, the median
     layer_us: float  # the same, a layer
     expert_runs_per_step: float
     bytes_per_step: int
@@ -72,12 +73,11 @@ class EngineBench:
     def measure(self, slots: int, prompt_tokens: int, steps: int, bandwidth: float) -> Row:
         """Prefill `slots` prompts, then `steps` decode steps over all of them. `bandwidth` in bytes a second."""
         prefill_s = self._prefill(slots, prompt_tokens)
-        before, decode_s, after = self._decode(slots, prompt_tokens, steps)
+        before, step_s, after = self._decode(slots, prompt_tokens, steps)
         runs = (after.expert_launches - before.expert_launches) / steps
         context = prompt_tokens + steps // 2
         read = self._parts.dense_read + runs * self._parts.mean_expert
         read += slots * context * self.plan.kv_bytes_per_token
-        step_s = decode_s / steps
         return Row(
             slots=slots,
             prompt_tokens=prompt_tokens,
@@ -136,7 +136,7 @@ class EngineBench:
         return seconds
 
     def _decode(self, slots: int, prompt_tokens: int, steps: int) -> tuple[abi.Stats, float, abi.Stats]:
-        """Counters before, seconds of `steps` decode steps over all slots, counters after."""
+        """Counters before, seconds of the median of `steps` decode steps over all slots, counters after."""
         slack = -(-slots * prompt_tokens // self._spec.prefill_tokens) + 4  # steps of the slots that start first
         self._start(slots, prompt_tokens, steps + slack)
         started = set[int]()
@@ -144,9 +144,9 @@ class EngineBench:
             self._turn()
             started |= {event.slot for event in self._events() if event.kind == abi.EventKind.TOKEN}
         before = self._stats()
-        seconds = 0.0
+        turns = []
         for _ in range(steps):
-            seconds += self._turn()
+            turns.append(self._turn())
             self._events()
         after = self._stats()
         done = after.steps_decode - before.steps_decode
@@ -156,7 +156,7 @@ class EngineBench:
         while self._stats().slots_open:
             self._turn()
             self._events()
-        return before, seconds, after
+        return before, statistics.median(turns), after
 
     def _start(self, slots: int, prompt_tokens: int, max_tokens: int) -> None:
         self._generation += 1
