@@ -205,7 +205,6 @@ static int32_t build(clb_engine* engine, const clb_engine_config* config, const 
   if (status != CLB_OK) {
     return clb_fail(error, status, "the channel was formatted by another version or for another configuration");
   }
-  engine->attached = 1;
   clb_channel_set_phase(&engine->channel, CLB_PHASE_LOADING);
   status = open_pools(engine, parts, error);
   status = status != CLB_OK ? status : take_blocks(engine, error);

@@ -101,7 +101,6 @@ struct clb_engine {
   uint32_t order_count;
   uint32_t events_pushed; /* since the event fd was last written */
   int32_t fault;          /* not OK: an invariant is broken, the loop ends */
-  uint32_t attached;      /* 1: channel may be used */
   uint32_t built;         /* clb_built: how far open came */
   clb_stats stats;
   uint64_t fixed_blocks; /* blocks of the weights and temp tiers after open */

@@ -2,10 +2,10 @@
 #include "kernel_dispatch.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "assert.h"
+#include "loader_internal.h" /* clb_fail */
 
 static const char* const precision_names[] = {"fp32", "fp16", "bf16"};
 
@@ -20,9 +20,7 @@ uint64_t clb_kernels_bytes(const clb_model_desc* model) {
 }
 
 static int32_t fail(clb_error* error, const char* name, const char* what) {
-  error->status = CLB_ERR_MODULE;
-  (void)snprintf(error->message, sizeof error->message, "kernel module %s %s", name, what);
-  return CLB_ERR_MODULE;
+  return clb_fail(error, CLB_ERR_MODULE, "kernel module %s %s", name, what);
 }
 
 /* The loader's own text may name a folder, so only the module's name is passed on. */
@@ -94,10 +92,9 @@ static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* w
   }
   if (up->precision != gate->precision || down->precision != gate->precision || up->layout != gate->layout ||
       down->layout != gate->layout) {
-    error->status = CLB_ERR_UNSUPPORTED;
-    (void)snprintf(error->message, sizeof error->message,
-                   "layer %d expert %d: gate, up and down must have one precision and layout", (int)layer, (int)expert);
-    return CLB_ERR_UNSUPPORTED;
+    return clb_fail(error, CLB_ERR_UNSUPPORTED,
+                    "layer %d expert %d: gate, up and down must have one precision and layout", (int)layer,
+                    (int)expert);
   }
   entry->gate = gate->data;
   entry->up = up->data;

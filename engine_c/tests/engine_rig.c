@@ -138,6 +138,10 @@ clb_prompt_record* rig_prompt_records(rig* r, uint32_t slot) {
   return (clb_prompt_record*)(void*)(uintptr_t)(result_block(r, slot) + r->layout.result_prompt);
 }
 
+const uint32_t* rig_counts(const rig* r, uint32_t slot) {
+  return (const uint32_t*)(const void*)(result_block(r, slot) + r->layout.result_counts);
+}
+
 clb_request* rig_write(rig* r, uint32_t slot, const clb_request* request, uint64_t seed) {
   clb_request* const head = rig_block(r, slot, 0);
   int32_t* const tokens = rig_block(r, slot, r->layout.request_tokens);

@@ -60,6 +60,8 @@ clb_request* rig_write(rig* r, uint32_t slot, const clb_request* request, uint64
 /* Bytes of a slot's request block at `offset`. */
 void* rig_block(rig* r, uint32_t slot, uint64_t offset);
 clb_prompt_record* rig_prompt_records(rig* r, uint32_t slot);
+/* (RIG_LAYERS, RIG_EXPERTS): assignments of the slot's request. */
+const uint32_t* rig_counts(const rig* r, uint32_t slot);
 /* OPEN, and PREFILL of the whole prompt behind its prefix. */
 void rig_start(rig* r, uint32_t slot);
 void rig_push(rig* r, uint32_t kind, uint32_t slot, uint64_t generation, uint32_t start, uint32_t count);

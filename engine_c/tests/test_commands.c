@@ -371,6 +371,13 @@ static void expert_capacity_is_accounted(void) {
   CHECK_EQ(r->outputs[0].usage.assignments, 19 * 2);
   CHECK_EQ(r->outputs[0].usage.trimmed, 19 * 2);
   CHECK_EQ(rig_stats(r).expert_trimmed, 19 * 2);
+  uint32_t counted[RIG_LAYERS] = {0};
+  for (uint32_t i = 0; i < RIG_LAYERS * RIG_EXPERTS; ++i) {
+    counted[i / RIG_EXPERTS] += rig_counts(r, 0)[i];
+  }
+  CHECK_EQ(counted[0], 19);
+  CHECK_EQ(counted[1], 0);
+  CHECK_EQ(counted[2], 19);
   rig_close(r);
   r->config.max_tokens_per_expert = 1;
   open_rig(r);

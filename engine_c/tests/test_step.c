@@ -2,6 +2,7 @@
  * test_step.c: a token's result depends on its request alone. Every output below is compared bit by bit, ids and
  * log-probabilities, with the same request run by itself.
  */
+#include "engine_internal.h"
 #include "engine_rig.h"
 #include "test.h"
 
@@ -242,10 +243,45 @@ static void prompt_records_equal_generated_ones(void) {
   rig_close(r);
 }
 
+/* A token whose embedding is infinite fails the request that has it in its prompt, in prefill, and not its neighbour.
+ */
+static void not_finite_values_fail_alone(void) {
+  const clb_request request = rig_request(70, 20, 10);
+  rig* const r = &main_rig;
+  rig_init(r, 2);
+  r->model.tied_head = 0; /* or the head would have the infinite row, too */
+  open_rig(r);
+  rig_run_alone(r, 0, &request, 70);
+  expected[0] = r->outputs[0];
+  int32_t poisoned = -1; /* a token that the good request neither has nor generates */
+  for (int32_t token = 0; token < (int32_t)RIG_VOCAB && poisoned < 0; ++token) {
+    uint32_t uses = 0;
+    for (uint32_t i = 0; i < 20; ++i) {
+      uses += rig_prompt_token(70, i) == token ? 1u : 0u;
+      uses += i < 10 && expected[0].records[i].token == token ? 1u : 0u;
+    }
+    poisoned = uses == 0 ? token : poisoned;
+  }
+  uint16_t* const embedding = (uint16_t*)(uintptr_t)r->engine->kernels.embedding.data; /* dummy matrices are bf16 */
+  embedding[(size_t)poisoned * 32] = 0x7f80;
+  for (uint32_t slot = 0; slot < 2; ++slot) {
+    (void)rig_write(r, slot, &request, 70);
+  }
+  ((int32_t*)rig_block(r, 1, r->layout.request_tokens))[11] = poisoned;
+  rig_start(r, 0);
+  rig_start(r, 1);
+  CHECK(rig_drain(r, 100));
+  CHECK_EQ(r->outputs[1].ended, CLB_EVENT_FAILED);
+  CHECK_EQ(r->outputs[1].status, CLB_ERR_NOT_FINITE);
+  CHECK_EQ(r->outputs[1].count, 0);
+  check_same(&r->outputs[0], &expected[0]);
+  rig_close(r);
+}
+
 int main(int argc, char** argv) {
   static const clb_test tests[] = {TEST(any_company_gives_the_same_bits),      TEST(prefill_may_be_cut_anywhere),
                                    TEST(short_prompts_share_one_prefill_step), TEST(prefill_is_first_come_first_served),
                                    TEST(prefix_runs_give_the_same_bits),       TEST(missing_prefix_run_fails),
-                                   TEST(prompt_records_equal_generated_ones)};
+                                   TEST(prompt_records_equal_generated_ones),  TEST(not_finite_values_fail_alone)};
   return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }
