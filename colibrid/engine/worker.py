@@ -126,8 +126,12 @@ def _open_engine(
     plan = setup.fit(available_bytes())
     wanted = spec.slots * spec.max_seq_len
     if plan.kv_tokens < wanted:
-        fields = {"kv_tokens": plan.kv_tokens, "all_slots_at_full_length": wanted}
-        control.send(sock, control.Log(level="info", event="kv_memory_limited", fields={**fields}))
+        limited = control.Log(
+            level="info",
+            event="kv_memory_limited",
+            fields={"kv_tokens": plan.kv_tokens, "all_slots_at_full_length": wanted},
+        )
+        control.send(sock, limited)
     started = time.monotonic()
     with KernelModules() as modules:
         setup.use_modules(modules.names, modules.paths)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import site
 from pathlib import Path
 
 import pytest
 
-from colibrid.config.environment import read_environment
+from colibrid.config.environment import child_environment, read_environment
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,13 @@ def test_settings_are_collected() -> None:
 def test_no_home_is_not_an_error() -> None:
     """A process without HOME still gets a folder name."""
     assert read_environment({}).cache_dir.is_absolute()
+
+
+def test_a_child_imports_the_same_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From a source tree the child gets its folder first on the path; an installed package needs nothing."""
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    assert child_environment(tmp_path)["PYTHONPATH"] == f"{tmp_path}:/elsewhere"
+    assert child_environment(Path(site.getsitepackages()[0]))["PYTHONPATH"] == "/elsewhere"
+    monkeypatch.delenv("PYTHONPATH")
+    assert child_environment(tmp_path)["PYTHONPATH"] == str(tmp_path)
+    assert "PYTHONPATH" not in child_environment(Path(site.getsitepackages()[0]))
