@@ -12,7 +12,7 @@ from colibrid.errors import RequestError
 from colibrid.http.context import current
 from colibrid.http.errors import InternalError
 from colibrid.http.run import Choices
-from colibrid.http.sse import EventStream
+from colibrid.http.sse import EventStream, ReaderLeftError
 from colibrid.http.usage import server_timing, usage_of
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ async def _streamed(
             _log.warning("stream_failed", request_id=current(request).id, code=error.code, reason=error.message)
             current(request).facts["error"] = error.code or error.type
             await stream.fail(error)
-        except ConnectionError:
-            current(request).facts["error"] = "client_left"
+        except ReaderLeftError:
+            raise  # nobody hears of it but the log
         except Exception:  # noqa: BLE001 - whatever it is, the client must hear of it
             _log.exception("stream_broken", request_id=current(request).id)
             current(request).facts["error"] = "internal_error"

@@ -24,6 +24,8 @@ from colibrid.http.errors import (
 from colibrid.http.generate import generate
 from colibrid.http.health import livez, readyz
 from colibrid.http.models import list_models, show_model
+from colibrid.http.protocol_log import ProtocolLogger
+from colibrid.http.sse import ReaderLeftError
 from colibrid.http.state import STATE, AppState
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ _ELSEWHERE = {  # routes of other servers, and what to use instead
     "/detokenize": f"it is not implemented yet; {_COMING}",
 }
 KEEP_ALIVE_S = 75.0
+_CLIENT_LEFT = 499
 _BACKLOG = 1024  # connections that the kernel accepts ahead of us
 _SHUTDOWN_S = 0.5  # for answers under way when everything should have been answered
 _LINGER_S = 2.0  # how long the rest of a refused body is read and thrown away
@@ -86,6 +89,7 @@ async def start_server(state: AppState, listening: socket.socket, stack: AsyncEx
         create_app(state),
         handle_signals=False,
         access_log=None,
+        logger=ProtocolLogger(),
         handler_cancellation=True,
         auto_decompress=False,
         keepalive_timeout=KEEP_ALIVE_S,
@@ -109,8 +113,10 @@ def _pass_through(keys: KeyRing, hosts: HostPolicy) -> Middleware:
                 keys.check(request.headers)
             response = await handler(request)
         except asyncio.CancelledError:
-            _log_request(request, context, 499)
+            _log_request(request, context, _CLIENT_LEFT)
             raise
+        except ReaderLeftError:
+            response = web.Response(status=_CLIENT_LEFT)  # for the log: there is nobody to send it to
         except Exception as error:  # noqa: BLE001 - every error has a place in the contract
             response = error_response(_as_contract(error, request, context))
         _log_request(request, context, response.status)

@@ -18,6 +18,7 @@ from colibrid.http.errors import error_object
 from colibrid.http.limits import WRITE_TIMEOUT_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from colibrid.errors import RequestError
@@ -31,6 +32,10 @@ _HEADERS = {
 }
 
 
+class ReaderLeftError(Exception):
+    """The client has closed the connection, or was cut off."""
+
+
 class EventStream:
     """One open response. Use as a context manager; `send` may be called by several tasks."""
 
@@ -42,7 +47,8 @@ class EventStream:
         self.response = web.StreamResponse(headers=_HEADERS)
 
     async def __aenter__(self) -> Self:
-        await self.response.prepare(self._request)
+        with _reader():
+            await self.response.prepare(self._request)
         self._pinger = asyncio.create_task(self._ping())
         return self
 
@@ -55,28 +61,33 @@ class EventStream:
                 await self._pinger
 
     async def send(self, events: bytes) -> None:
-        """Writes whole events. Raises ConnectionError when the reader has gone or takes nothing."""
+        """Writes whole events. Raises ReaderLeftError when the reader has gone or takes nothing."""
         self._written = True
         try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await self.response.write(events)
+            with _reader():
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    await self.response.write(events)
         except TimeoutError as error:
             self._abort()
-            raise ConnectionResetError("the reader takes nothing") from error
+            raise ReaderLeftError from error
 
     async def finish(self) -> None:
         """The good end."""
         await self.send(_DONE)
-        await self.response.write_eof()
+        await self._close()
 
     async def fail(self, error: RequestError) -> None:
         """The bad end: an error event, no [DONE], and the connection closes."""
         self.response.force_close()
         await self.send(event(msgspec.json.encode(error_object(error))))
-        await self.response.write_eof()
+        await self._close()
+
+    async def _close(self) -> None:
+        with _reader():
+            await self.response.write_eof()
 
     async def _ping(self) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ReaderLeftError):  # the writer of text will find out by itself
             while True:
                 await asyncio.sleep(self._ping_s)
                 if not self._written:
@@ -86,6 +97,15 @@ class EventStream:
     def _abort(self) -> None:
         if self._request.transport is not None:
             self._request.transport.abort()
+
+
+@contextlib.contextmanager
+def _reader() -> Iterator[None]:
+    """Turns what sockets say of a reader that has gone into ReaderLeftError."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise ReaderLeftError from error
 
 
 def event(data: bytes) -> bytes:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 
 from colibrid.errors import EngineFaultError, OverloadedError
 
@@ -301,3 +302,19 @@ async def test_mistakes_of_ours_say_nothing_of_the_inside(server: Server) -> Non
     assert "abc-1" in answer.error["message"]
     assert b"secret" not in answer.raw
     assert b"ValueError" not in answer.raw
+
+
+async def test_broken_chunks_are_a_client_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunked body that breaks after its first chunk is a body that never arrives, not a mistake of ours."""
+    monkeypatch.setattr("colibrid.http.body.BODY_TIMEOUT_S", 0.2)
+    with structlog.testing.capture_logs() as logs:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n3\r\n{ \n\r\n"
+        )
+        await asyncio.sleep(0.05)
+        writer.write(b"zz\r\n")
+        assert (await reader.readline()).split()[1] in {b"400", b"408"}
+        writer.close()
+    assert not [line for line in logs if line["log_level"] == "error"]

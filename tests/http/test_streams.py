@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import structlog
 
 from colibrid.errors import EngineFaultError
 
@@ -103,3 +104,19 @@ async def test_reader_that_stops_is_cut_off(make_server: Callable[..., Any], mon
     await until(lambda: generation.ended)
     assert generation.cancelled
     client.close()
+
+
+async def test_leaving_before_the_answer_begins_is_no_fault(make_server: Callable[..., Any]) -> None:
+    """A client that has gone when its stream would begin is logged as 499, not as a mistake of ours."""
+    server = await make_server(LONG)
+    server.service.pause_s = 0.01
+    body = b'{"prompt": "Hi", "max_tokens": 400, "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(20):
+            client = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+            client.sendall(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+            client.close()
+        await until(lambda: len([line for line in logs if line["event"] == "request"]) == 20)
+    assert {(line["event"], line.get("status")) for line in logs} == {("request", 499)}
+    assert not server.service.live
