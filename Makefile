@@ -13,7 +13,7 @@ PY_DIRS := colibrid tests engine_c/tools $(wildcard .ci/*.py bench/*.py)
 PYTEST := PYTHONSAFEPATH=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan lint format cubins bench clean
+.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan cross lint format cubins bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -39,7 +39,7 @@ lib: $(VENV)/.dev  ## build the C library and copy it into the source tree, for 
 	mkdir -p colibrid/engine/lib
 	cp build/engine_c/libcolibri.so build/engine_c/clb_cpu_*.so build/engine_c/modules.json colibrid/engine/lib/
 
-test: lint test-c test-asan test-valgrind test-tsan test-py  ## everything
+test: lint test-c test-asan test-valgrind test-tsan cross test-py  ## everything
 
 test-py: $(VENV)/.dev $(VENV)/.installed  ## Python tests against the installed package: make test-py ARGS='tests/http -k chat'
 	$(PYTEST) $(ARGS)
@@ -60,7 +60,14 @@ test-valgrind: lib  ## C unit tests under valgrind memcheck, where it is install
 test-tsan: $(VENV)/.dev  ## the rings under the thread sanitizer
 	test -f build-tsan/build.ninja || $(MESON) setup build-tsan -Dunit_tests=true -Dbuildtype=debugoptimized \
 		-Db_sanitize=thread
-	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel
+	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel engine
+
+AARCH64 := aarch64-linux-gnu-gcc -std=c11 -Wall -Wextra -Wconversion -Werror -O2 -fPIC -D_FILE_OFFSET_BITS=64 \
+	-Iengine_c/include -Iengine_c/src -Iengine_c/cpu -Ibuild/engine_c -c -o /dev/null
+cross: lib  ## compile the engine for aarch64, where a cross compiler is installed
+	@command -v aarch64-linux-gnu-gcc >/dev/null || { echo 'no aarch64-linux-gnu-gcc: skipped'; exit 0; } && \
+		for source in engine_c/src/*.c engine_c/cpu/*.c; do for precision in 0 1 2; do \
+		$(AARCH64) -DCLB_MODULE_PRECISION=$$precision $$source || exit 1; done; done
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, C format, size of functions and files
 	$(BIN)/ruff check .
