@@ -49,10 +49,10 @@ static int32_t check_head(const clb_engine* engine, const clb_request* request, 
 static int32_t check_arrays(const clb_engine* engine, const clb_slot* slot) {
   const clb_request* const request = &slot->request;
   uint32_t bad = 0;
-  for (uint32_t i = 0; i < request->prompt_tokens; i++) {
+  for (uint32_t i = 0; i < request->prompt_tokens; ++i) {
     bad |= slot->prompt[i] < 0 || (uint32_t)slot->prompt[i] >= engine->model.vocab_size ? 1u : 0u;
   }
-  for (uint32_t layer = 0; layer < engine->model.layers; layer++) {
+  for (uint32_t layer = 0; layer < engine->model.layers; ++layer) {
     const clb_layer_desc* const desc = &engine->model.layer_table[layer];
     const clb_expert_policy* const policy = &slot->policy[layer];
     bad |= policy->k > desc->experts_per_token ? 1u : 0u;

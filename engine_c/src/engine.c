@@ -107,7 +107,7 @@ static int32_t open_pools(clb_engine* engine, const host_parts* parts, clb_error
   if (status != CLB_OK) {
     return status;
   }
-  for (uint32_t tier = 0; tier < CLB_TIER_COUNT; tier++) {
+  for (uint32_t tier = 0; tier < CLB_TIER_COUNT; ++tier) {
     pools[tier].nodes = parts->nodes[tier];
     pools[tier].node_count = tier == CLB_TIER_KV ? sizes->cache.nodes : CLB_FIXED_NODES;
   }
@@ -144,7 +144,7 @@ static int32_t take_blocks(clb_engine* engine, clb_error* error) {
   (void)clb_place_step_buffers(&engine->config, sizes, extent_address(engine, &engine->step_extent), &engine->buffers);
   (void)clb_place_slots(&engine->config, extent_address(engine, &engine->slot_extent), engine->slots);
   engine->dispatch = extent_address(engine, &engine->dispatch_extent);
-  for (uint32_t i = 0; i < sizes->step_tokens; i++) {
+  for (uint32_t i = 0; i < sizes->step_tokens; ++i) {
     engine->buffers.identity[i] = i;
   }
   return CLB_OK;
@@ -249,7 +249,7 @@ int32_t clb_engine_open(const clb_engine_config* config, clb_engine** engine, cl
 
 /* Everything that open slots and shared runs hold; then the fixed blocks. */
 static void give_back_blocks(clb_engine* engine) {
-  for (uint32_t slot = 0; slot < engine->config.channel.slots; slot++) {
+  for (uint32_t slot = 0; slot < engine->config.channel.slots; ++slot) {
     if (engine->slots[slot].state != CLB_SLOT_FREE) {
       clb_slot_release(engine, slot);
     }
@@ -258,7 +258,7 @@ static void give_back_blocks(clb_engine* engine) {
   CLB_ASSERT(status == CLB_OK);
   clb_extent* const extents[] = {&engine->dispatch_extent, &engine->slot_extent, &engine->step_extent,
                                  &engine->weights_extent};
-  for (size_t i = 0; i < sizeof extents / sizeof extents[0]; i++) {
+  for (size_t i = 0; i < sizeof extents / sizeof extents[0]; ++i) {
     if (extents[i]->bytes > 0) {
       status = clb_pool_free(&engine->pool, extents[i]);
       CLB_ASSERT(status == CLB_OK);
@@ -306,10 +306,10 @@ int32_t clb_engine_stats(const clb_engine* engine, clb_stats* stats) {
 /* Open slots stand in `order` once each, and nobody else does. */
 static int32_t check_slots(const clb_engine* engine, clb_error* error) {
   uint32_t seen[CLB_MAX_SLOTS] = {0};
-  for (uint32_t i = 0; i < engine->order_count; i++) {
+  for (uint32_t i = 0; i < engine->order_count; ++i) {
     seen[engine->order[i]]++;
   }
-  for (uint32_t i = 0; i < engine->config.channel.slots; i++) {
+  for (uint32_t i = 0; i < engine->config.channel.slots; ++i) {
     const clb_slot* const slot = &engine->slots[i];
     if (seen[i] != (slot->state == CLB_SLOT_FREE ? 0u : 1u)) {
       return clb_fail(error, CLB_ERR_INTERNAL, "slot %u: in state %u, but %u times in the order", i, slot->state,

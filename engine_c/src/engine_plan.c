@@ -127,7 +127,7 @@ uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes
 
 uint64_t clb_place_slots(const clb_engine_config* config, unsigned char* base, clb_slot* slots) {
   carver at = {base, 0};
-  for (uint32_t i = 0; i < config->channel.slots; i++) {
+  for (uint32_t i = 0; i < config->channel.slots; ++i) {
     clb_slot unused;
     clb_slot* const slot = slots == NULL ? &unused : &slots[i];
     slot->prompt = carve(&at, config->channel.max_seq_len, sizeof *slot->prompt);
@@ -144,7 +144,7 @@ uint64_t clb_place_slots(const clb_engine_config* config, unsigned char* base, c
 /* What the widest layer of each kind needs. Returns the largest routed width. */
 static uint32_t widest_layers(const clb_model_desc* model, clb_sizes* sizes) {
   uint32_t expert_width = 0;
-  for (uint32_t l = 0; l < model->layers; l++) {
+  for (uint32_t l = 0; l < model->layers; ++l) {
     const clb_layer_desc* const layer = &model->layer_table[l];
     sizes->k_max = layer->experts_per_token > sizes->k_max ? layer->experts_per_token : sizes->k_max;
     sizes->max_experts = layer->experts > sizes->max_experts ? layer->experts : sizes->max_experts;

@@ -13,7 +13,7 @@ static uint64_t round_up(uint64_t bytes) { return (bytes + 63u) & ~(uint64_t)63u
 
 uint64_t clb_kernels_bytes(const clb_model_desc* model) {
   uint64_t bytes = round_up(model->layers * sizeof(clb_layer_kernels));
-  for (uint32_t l = 0; l < model->layers; l++) {
+  for (uint32_t l = 0; l < model->layers; ++l) {
     bytes += round_up(model->layer_table[l].experts * sizeof(clb_expert_entry));
   }
   return bytes;
@@ -53,7 +53,7 @@ static int32_t load_module(clb_kernels* kernels, const clb_module_ref* ref, clb_
 
 static const clb_module* find_module(const clb_kernels* kernels, const clb_tensor* tensor) {
   const clb_module* best = NULL;
-  for (uint32_t i = 0; i < kernels->module_count; i++) {
+  for (uint32_t i = 0; i < kernels->module_count; ++i) {
     const clb_module* const module = kernels->modules[i];
     if (module == NULL || module->precision != tensor->precision || module->layout != tensor->layout) {
       continue;
@@ -114,7 +114,7 @@ static int32_t bind_layer(const clb_kernels* kernels, const clb_weight_table* we
                   {CLB_ROLE_ROUTER, &layer->router},
                   {CLB_ROLE_SHARED_GATE, &layer->shared_gate}};
   int32_t status = CLB_OK;
-  for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && status == CLB_OK; i++) {
+  for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && status == CLB_OK; ++i) {
     status = bind_matrix(kernels, clb_weight(weights, matrices[i].role, l, -1), matrices[i].matrix, error);
   }
   layer->attn_norm = clb_weight(weights, CLB_ROLE_ATTN_NORM, l, -1)->data;
@@ -123,7 +123,7 @@ static int32_t bind_layer(const clb_kernels* kernels, const clb_weight_table* we
   if (status == CLB_OK) {
     status = bind_expert(kernels, weights, l, -1, &layer->shared, error);
   }
-  for (uint32_t e = 0; e < experts && status == CLB_OK; e++) {
+  for (uint32_t e = 0; e < experts && status == CLB_OK; ++e) {
     status = bind_expert(kernels, weights, l, (int32_t)e, &layer->experts[e], error);
   }
   return status;
@@ -134,7 +134,7 @@ static void place_map(clb_kernels* kernels, const clb_model_desc* model, void* m
   memset(memory, 0, clb_kernels_bytes(model));
   kernels->layers = (clb_layer_kernels*)(void*)next;
   next += round_up(model->layers * sizeof(clb_layer_kernels));
-  for (uint32_t l = 0; l < model->layers; l++) {
+  for (uint32_t l = 0; l < model->layers; ++l) {
     kernels->layers[l].experts = (clb_expert_entry*)(void*)next;
     next += round_up(model->layer_table[l].experts * sizeof(clb_expert_entry));
   }
@@ -150,7 +150,7 @@ static int32_t bind_model(clb_kernels* kernels, const clb_model_desc* model, con
     kernels->head = kernels->embedding;
   }
   kernels->final_norm = clb_weight(weights, CLB_ROLE_FINAL_NORM, -1, -1)->data;
-  for (uint32_t l = 0; l < model->layers && status == CLB_OK; l++) {
+  for (uint32_t l = 0; l < model->layers && status == CLB_OK; ++l) {
     status = bind_layer(kernels, weights, (int32_t)l, model->layer_table[l].experts, &kernels->layers[l], error);
   }
   return status;
@@ -161,7 +161,7 @@ int32_t clb_kernels_open(clb_kernels* kernels, const clb_module_ref* refs, uint3
   CLB_ASSERT(ref_count <= CLB_MAX_MODULES);
   memset(kernels, 0, sizeof *kernels);
   int32_t status = CLB_OK;
-  for (uint32_t i = 0; i < ref_count && status == CLB_OK; i++) {
+  for (uint32_t i = 0; i < ref_count && status == CLB_OK; ++i) {
     status = load_module(kernels, &refs[i], error);
   }
   if (status == CLB_OK) {

@@ -44,7 +44,7 @@ static uint32_t chunk_end(clb_engine* engine, uint32_t slot) {
 
 static uint32_t plan_prefill(clb_engine* engine) {
   uint32_t count = 0;
-  for (uint32_t i = 0; i < engine->order_count; i++) {
+  for (uint32_t i = 0; i < engine->order_count; ++i) {
     const uint32_t slot = engine->order[i];
     const clb_slot* const s = &engine->slots[slot];
     if (s->state != CLB_SLOT_PROMPT) {
@@ -54,7 +54,7 @@ static uint32_t plan_prefill(clb_engine* engine) {
     if (end - s->computed > engine->config.prefill_tokens - count) {
       break;
     }
-    for (uint32_t position = s->computed; position < end; position++) {
+    for (uint32_t position = s->computed; position < end; ++position) {
       add_row(engine, count++, slot, position, s->prompt[position]);
     }
   }
@@ -63,7 +63,7 @@ static uint32_t plan_prefill(clb_engine* engine) {
 
 static uint32_t plan_decode(clb_engine* engine) {
   uint32_t count = 0;
-  for (uint32_t slot = 0; slot < engine->config.channel.slots; slot++) {
+  for (uint32_t slot = 0; slot < engine->config.channel.slots; ++slot) {
     const clb_slot* const s = &engine->slots[slot];
     if (s->state == CLB_SLOT_DECODE && clb_slot_may_sample(engine, slot)) {
       add_row(engine, count++, slot, s->request.prompt_tokens + s->generated - 1, s->last_token);
@@ -128,7 +128,7 @@ static int something_waits(clb_engine* engine) {
 
 /* A slot could go on if the daemon read its records or wrote its mask. */
 static int somebody_blocked(const clb_engine* engine) {
-  for (uint32_t i = 0; i < engine->order_count; i++) {
+  for (uint32_t i = 0; i < engine->order_count; ++i) {
     const clb_slot* const s = &engine->slots[engine->order[i]];
     if (s->state == CLB_SLOT_DECODE) {
       return 1;

@@ -49,7 +49,7 @@ void clb_slot_release(clb_engine* engine, uint32_t slot) {
   write_usage(engine, slot);
   s->state = CLB_SLOT_FREE;
   uint32_t kept = 0;
-  for (uint32_t i = 0; i < engine->order_count; i++) {
+  for (uint32_t i = 0; i < engine->order_count; ++i) {
     if (engine->order[i] != slot) {
       engine->order[kept++] = engine->order[i];
     }
@@ -82,7 +82,7 @@ int clb_slot_may_sample(clb_engine* engine, uint32_t slot) {
 }
 
 static int is_stop(const clb_slot* slot, int32_t token) {
-  for (uint32_t i = 0; i < slot->request.stop_count; i++) {
+  for (uint32_t i = 0; i < slot->request.stop_count; ++i) {
     if (slot->stops[i] == token) {
       return 1;
     }
@@ -139,7 +139,7 @@ static void sample(clb_engine* engine, uint32_t slot, const float* logits) {
 static int32_t count_rows(clb_engine* engine, uint32_t slot, uint32_t first, uint32_t end) {
   clb_slot* const s = &engine->slots[slot];
   int32_t status = CLB_OK;
-  for (uint32_t i = first; i < end; i++) {
+  for (uint32_t i = first; i < end; ++i) {
     const clb_step_row* const row = &engine->buffers.rows[i];
     s->assignments += row->assignments;
     s->trimmed += row->trimmed;
@@ -157,7 +157,7 @@ static int32_t count_rows(clb_engine* engine, uint32_t slot, uint32_t first, uin
 static void skip_prompt_records(clb_engine* engine, uint32_t slot) {
   const clb_slot* const s = &engine->slots[slot];
   clb_prompt_record* const records = clb_channel_prompt_records(&engine->channel, slot);
-  for (uint32_t p = 0; p <= s->request.prefix_tokens; p++) {
+  for (uint32_t p = 0; p <= s->request.prefix_tokens; ++p) {
     memset(&records[p], 0, sizeof records[p]);
     records[p].logprob = NAN;
   }
@@ -176,7 +176,7 @@ static int32_t prompt_records(clb_engine* engine, uint32_t slot, uint32_t first,
   for (uint32_t begin = first; begin < end; begin += CLB_LOGIT_ROWS) {
     const uint32_t count = end - begin < CLB_LOGIT_ROWS ? end - begin : CLB_LOGIT_ROWS;
     clb_step_logits(engine, engine->buffers.identity + begin, count);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; ++i) {
       const uint32_t position = engine->buffers.rows[begin + i].position + 1;
       if (position == s->request.prompt_tokens) {
         continue;
@@ -238,7 +238,7 @@ void clb_finish_decode(clb_engine* engine, uint32_t count) {
   for (uint32_t first = 0; first < count; first += CLB_LOGIT_ROWS) {
     const uint32_t rows = count - first < CLB_LOGIT_ROWS ? count - first : CLB_LOGIT_ROWS;
     clb_step_logits(engine, engine->buffers.identity + first, rows);
-    for (uint32_t i = 0; i < rows; i++) {
+    for (uint32_t i = 0; i < rows; ++i) {
       const uint32_t slot = engine->buffers.rows[first + i].slot;
       const int32_t status = count_rows(engine, slot, first + i, first + i + 1);
       if (status != CLB_OK) {

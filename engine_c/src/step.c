@@ -39,7 +39,7 @@ static void embed(clb_engine* engine, uint32_t count) {
   const clb_matrix* const embedding = &engine->kernels.embedding;
   const uint32_t hidden = engine->model.hidden;
   const uint32_t head_dim = engine->model.head_dim;
-  for (uint32_t i = 0; i < count; i++) {
+  for (uint32_t i = 0; i < count; ++i) {
     clb_step_row* const row = &b->rows[i];
     CLB_ASSERT(row->token >= 0 && (uint32_t)row->token < engine->model.vocab_size);
     embedding->kernel->row(embedding->data, (uint32_t)row->token, hidden, b->residual + (size_t)i * hidden);
@@ -70,7 +70,7 @@ static void append_kv(clb_engine* engine, uint32_t layer, uint32_t count) {
   const clb_attention_shape* const shape = &engine->attention;
   const size_t q = (size_t)shape->heads * shape->head_dim;
   const size_t width = q + (size_t)2 * shape->kv_heads * shape->head_dim;
-  for (uint32_t i = 0; i < count; i++) {
+  for (uint32_t i = 0; i < count; ++i) {
     float* const qkv = b->qkv + i * width;
     const float* const rope = b->rope + (size_t)i * shape->head_dim;
     clb_rope_apply(rope, shape->head_dim / 2, shape->heads + shape->kv_heads, qkv);
@@ -90,7 +90,7 @@ static void attention_block(clb_engine* engine, uint32_t layer, uint32_t count) 
   run_linear(&weights->qkv, weights->qkv_bias, b->normed, count, b->qkv);
   show_progress(engine);
   append_kv(engine, layer, count);
-  for (uint32_t i = 0; i < count; i++) {
+  for (uint32_t i = 0; i < count; ++i) {
     const clb_attention_kv kv = kv_of(engine, b->rows[i].slot, layer);
     clb_attention(shape, &kv, b->rows[i].position + 1, b->qkv + i * width, b->attended + i * q);
     show_progress(engine);
@@ -127,7 +127,7 @@ static void route(clb_engine* engine, uint32_t layer, uint32_t count, clb_routin
   unsigned char* const base = engine->dispatch;
   const clb_layer_desc* const desc = &engine->model.layer_table[layer];
   float* const logits = (float*)(void*)(base + at->logits);
-  for (uint32_t i = 0; i < count; i++) {
+  for (uint32_t i = 0; i < count; ++i) {
     b->policies[i] = engine->slots[b->rows[i].slot].policy[layer];
   }
   run_linear(&engine->kernels.layers[layer].router, NULL, b->normed, count, logits);
@@ -161,7 +161,7 @@ static void run_experts(clb_engine* engine, uint32_t layer, const clb_routing_ar
   const clb_layer_desc* const desc = &engine->model.layer_table[layer];
   const uint64_t stamp = engine->step_number * engine->model.layers + layer + 1;
   float* const activation = (float*)(void*)(engine->dispatch + at->activation);
-  for (uint32_t e = 0; e < desc->experts; e++) {
+  for (uint32_t e = 0; e < desc->experts; ++e) {
     const clb_expert_entry* const entry = &engine->kernels.layers[layer].experts[e];
     const uint32_t first = routing->offsets[e];
     if (routing->counts[e] == 0) {
@@ -198,11 +198,11 @@ static void combine(clb_engine* engine, uint32_t layer, const clb_routing_args* 
   const uint32_t hidden = engine->model.hidden;
   const float* const outputs = (const float*)(void*)(engine->dispatch + engine->sizes.dispatch.output);
   memset(b->update, 0, (size_t)routing->tokens * hidden * sizeof(float));
-  for (uint32_t i = 0; i < routing->tokens; i++) {
+  for (uint32_t i = 0; i < routing->tokens; ++i) {
     clb_step_row* const row = &b->rows[i];
     uint32_t* const counts =
         clb_channel_counts(&engine->channel, row->slot) + (size_t)layer * engine->config.channel.max_experts;
-    for (uint32_t rank = 0; rank < routing->kept[i]; rank++) {
+    for (uint32_t rank = 0; rank < routing->kept[i]; ++rank) {
       const size_t place = (size_t)i * routing->k_max + rank;
       const uint32_t expert = routing->indices[place];
       if (expert != CLB_ROUTING_NONE) {
@@ -236,7 +236,7 @@ static void moe_block(clb_engine* engine, uint32_t layer, uint32_t count) {
     return;
   }
   run_linear(&weights->shared_gate, NULL, b->normed, count, b->shared_gate);
-  for (uint32_t i = 0; i < count; i++) {
+  for (uint32_t i = 0; i < count; ++i) {
     const size_t at = (size_t)i * hidden;
     clb_vector_add_scaled(b->shared_output + at, clb_exact_sigmoid(b->shared_gate[i]), hidden, b->update + at);
   }
@@ -259,7 +259,7 @@ void clb_step_forward(struct clb_engine* engine, uint32_t count) {
   CLB_ASSERT(count > 0 && count <= engine->sizes.step_tokens);
   engine->step_number++;
   embed(engine, count);
-  for (uint32_t layer = 0; layer < engine->model.layers; layer++) {
+  for (uint32_t layer = 0; layer < engine->model.layers; ++layer) {
     attention_block(engine, layer, count);
     show_progress(engine);
     ffn_block(engine, layer, count);
@@ -271,7 +271,7 @@ void clb_step_logits(struct clb_engine* engine, const uint32_t* rows, uint32_t c
   const clb_step_buffers* const b = &engine->buffers;
   const uint32_t hidden = engine->model.hidden;
   CLB_ASSERT(count > 0 && count <= CLB_LOGIT_ROWS);
-  for (uint32_t i = 0; i < count; i++) {
+  for (uint32_t i = 0; i < count; ++i) {
     clb_rms_norm(b->residual + (size_t)rows[i] * hidden, engine->kernels.final_norm, engine->model.rms_norm_eps, 1,
                  hidden, b->head_input + (size_t)i * hidden);
   }
