@@ -4,6 +4,7 @@
  *
  * A kernel handle is a fake_kernel: a C function over the argument struct. `fail_at` = n makes the n-th counted call
  * fail (destroys are not counted: they cannot be handled); `live` counts handles that were created and not destroyed.
+ * With `lazy` set, graph launches wait until fake_run_pending or the next other work of the stream, as on a device.
  * One state per program; not thread-safe. Include it in exactly one file of a program.
  */
 #ifndef CLB_FAKE_CUDA_H
@@ -19,6 +20,7 @@
 #define FAKE_ERROR 719 /* CUDA_ERROR_LAUNCH_FAILED */
 #define FAKE_MAX_NODES 16u
 #define FAKE_MAX_ARGS 256u
+#define FAKE_MAX_PENDING 8u
 
 typedef struct fake_kernel {
   void (*run)(const void* args);
@@ -49,6 +51,9 @@ typedef struct fake_cuda_state {
   uint32_t fail_at;   /* 0 = never */
   uint32_t not_ready; /* the next this many queries answer "not ready" */
   int32_t live;
+  uint32_t lazy;
+  uint32_t pending_count;
+  fake_graph* pending[FAKE_MAX_PENDING + 1u]; /* launched and not run, oldest first */
   fake_graph* capturing;
   void* current_context;
   uint32_t last_attributes;
@@ -75,9 +80,24 @@ static inline void fake_run(fake_node* node) {
   }
 }
 
+/* Run up to `count` pending graph launches, oldest first. */
+static inline void fake_run_pending(uint32_t count) {
+  for (; count > 0u && fake_cuda.pending_count > 0u; count--) {
+    fake_graph* graph = fake_cuda.pending[0];
+    fake_cuda.pending_count--;
+    for (uint32_t i = 0u; i < fake_cuda.pending_count; i++) {
+      fake_cuda.pending[i] = fake_cuda.pending[i + 1u];
+    }
+    for (uint32_t i = 0u; i < graph->count; i++) {
+      fake_run(&graph->nodes[i]);
+    }
+  }
+}
+
 static inline clb_cu_result fake_submit(fake_node* node) {
   fake_graph* graph = fake_cuda.capturing;
   if (graph == NULL) {
+    fake_run_pending(FAKE_MAX_PENDING);
     fake_run(node);
   } else if (graph->count < FAKE_MAX_NODES) {
     graph->nodes[graph->count++] = *node;
@@ -129,8 +149,10 @@ static inline clb_cu_result fake_fill(clb_cu_deviceptr to, unsigned char value, 
 }
 
 static inline clb_cu_result fake_wait(void* handle) {
+  const clb_cu_result code = fake_call();
   (void)handle;
-  return fake_call();
+  fake_run_pending(FAKE_MAX_PENDING);
+  return code;
 }
 
 static inline clb_cu_result fake_query(void* handle) {
@@ -152,6 +174,7 @@ static inline clb_cu_result fake_create(void** handle, size_t bytes) {
 }
 
 static inline clb_cu_result fake_destroy(void* handle) {
+  fake_run_pending(FAKE_MAX_PENDING);
   fake_cuda.live--;
   free(handle);
   return CLB_CU_SUCCESS;
@@ -214,12 +237,12 @@ static inline clb_cu_result fake_upload(void* executable, void* stream) {
 }
 
 static inline clb_cu_result fake_graph_launch(void* executable, void* stream) {
-  fake_graph* graph = executable;
   const clb_cu_result code = fake_call();
   (void)stream;
   if (code != CLB_CU_SUCCESS) return code;
-  for (uint32_t i = 0u; i < graph->count; i++)
-    fake_run(&graph->nodes[i]);
+  if (fake_cuda.pending_count == FAKE_MAX_PENDING) fake_run_pending(1u);
+  fake_cuda.pending[fake_cuda.pending_count++] = executable;
+  if (fake_cuda.lazy == 0u) fake_run_pending(1u);
   return CLB_CU_SUCCESS;
 }
 

@@ -67,6 +67,7 @@ def build_library(folder: Path) -> ctypes.CDLL | None:
     library.clb_channel_init.argtypes = [_P, _U64, _P]
     library.seam_fake_kernel.restype = _P
     library.seam_fake_reset.argtypes = [ctypes.c_uint32]
+    library.seam_fake_lazy.argtypes = [ctypes.c_uint32]
     return library
 
 
@@ -104,7 +105,10 @@ class Fake:
 
     def __init__(self, library: ctypes.CDLL, *, arena_bytes: int = 64 << 20) -> None:
         self._entries = device_cuda.CudaEntries()
+        self._library = library
+        self._turns = 0
         library.seam_fake_reset(0)
+        library.seam_fake_lazy(1)
         library.seam_fake_entries(ctypes.byref(self._entries))
         self._table = (abi.DeviceKernel * len(KERNELS))(
             *(
@@ -117,6 +121,12 @@ class Fake:
         self._memory = Mapping(arena_bytes)
         self._free = self._memory.address
         self._kept: list[Mapping] = []
+
+    def tick(self) -> None:
+        """Let the pretended device finish a step every other turn, so that two are in flight in between."""
+        self._turns += 1
+        if self._turns % 2 == 0:
+            self._library.seam_fake_tick()
 
     def arena(self, size: int) -> int:
         """The rest of the arena begins at the returned address."""
@@ -160,6 +170,9 @@ class Gpu:
         self._free = address + size
         assert self._free <= self._end, "the test's arena is too small"
         return address
+
+    def tick(self) -> None:
+        """A real device goes on by itself."""
 
     def pinned(self, size: int) -> device_cuda.HostMemory:
         return self.device.pinned(size)
@@ -253,7 +266,9 @@ class Trial:
 
     def turn(self) -> int:
         worked = ctypes.c_uint32()
-        return int(self.library.seam_turn(self.handle, ctypes.byref(worked)))
+        status = int(self.library.seam_turn(self.handle, ctypes.byref(worked)))
+        self.backend.tick()
+        return status
 
     def events(self) -> list[abi.Event]:
         batch = (abi.Event * 64)()

@@ -134,6 +134,8 @@ static fake_kernel kernels[4] = {{run_gather, sizeof(seam_gather_args), 0u},
 void seam_fake_entries(clb_cuda_entries* table);
 void* seam_fake_kernel(uint32_t which);
 void seam_fake_reset(uint32_t fail_at);
+void seam_fake_lazy(uint32_t lazy);
+void seam_fake_tick(void);
 int32_t seam_fake_live(void);
 uint32_t seam_fake_calls(void);
 
@@ -145,6 +147,11 @@ void seam_fake_reset(uint32_t fail_at) {
   (void)memset(&fake_cuda, 0, sizeof fake_cuda);
   fake_cuda.fail_at = fail_at;
 }
+
+void seam_fake_lazy(uint32_t lazy) { fake_cuda.lazy = lazy; }
+
+/* The device finishes its oldest step. */
+void seam_fake_tick(void) { fake_run_pending(1u); }
 
 int32_t seam_fake_live(void) { return fake_cuda.live; }
 

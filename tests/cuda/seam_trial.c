@@ -143,6 +143,8 @@ static int32_t build_graph(seam_trial* trial) {
 
 void seam_close(seam_trial* trial) {
   clb_driver* d = &trial->driver;
+  /* The device must be done with channel and mailbox before their owner unmaps them; a lost context is done too. */
+  if (trial->executable != NULL) (void)d->stream_wait(d, trial->config.device->stream);
   if (trial->executable != NULL) d->executable_destroy(d, trial->executable);
   if (trial->graph != NULL) d->graph_destroy(d, trial->graph);
   free(trial);
