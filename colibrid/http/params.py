@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -119,6 +120,7 @@ async def encode_prompts(
     for index, entry in enumerate(entries):
         name = "prompt" if len(entries) == 1 else f"prompt[{index}]"
         if isinstance(entry, str):
+            await asyncio.sleep(0)  # many short prompts together would hold the event loop for long
             with too_many_tokens_refused(state, name):
                 ids = await state.text.tokenizer.encode_async(entry, add_special_tokens=add_special, most=most)
             if not ids:

@@ -55,8 +55,8 @@ class EventStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop_pings()
         if self._pinger is not None:
-            self._pinger.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._pinger
 
@@ -73,14 +73,20 @@ class EventStream:
 
     async def finish(self) -> None:
         """The good end."""
+        self._stop_pings()
         await self.send(_DONE)
         await self._close()
 
     async def fail(self, error: RequestError) -> None:
         """The bad end: an error event, no [DONE], and the connection closes."""
+        self._stop_pings()
         self.response.force_close()
         await self.send(event(msgspec.json.encode(error_object(error))))
         await self._close()
+
+    def _stop_pings(self) -> None:
+        if self._pinger is not None:
+            self._pinger.cancel()
 
     async def _close(self) -> None:
         with _reader():

@@ -81,7 +81,8 @@ class Tokenizer:
         self._specials = [token for token in described.added_tokens if token.special]
         self._byte_table = _byte_table_kind(described.decoder or {})
         self._longest = self._longest_token() if _keeps_text(described, source, self._byte_table) else 0
-        self._bytes_of: dict[int, bytes] = {}
+        self._bytes_of: dict[int, bytes] = {}  # ids seen so far, as is _text_of
+        self._text_of: dict[int, str] = {}
         self._plain: _PlainTokenizer | None = None
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize")
         self._pending_chars = 0
@@ -191,11 +192,11 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str:
         r"""The text of one id; ids that hold part of a character read `bytes:\xe2\x82`, as OpenAI writes them."""
-        raw = self.token_bytes(token)
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+        known = self._text_of.get(token)
+        if known is None:
+            known = _readable(self.token_bytes(token))
+            self._text_of[token] = known
+        return known
 
     def _longest_token(self) -> int:
         return max(map(len, self._fast.get_vocab(with_added_tokens=True)), default=0)
@@ -298,6 +299,13 @@ def _byte_table_kind(decoder: dict[str, Any]) -> str | None:
             if spaces and (strip.get("content"), strip.get("start"), strip.get("stop")) == (" ", 1, 0):
                 return "byte_fallback"
     return None
+
+
+def _readable(raw: bytes) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _keeps_text(described: _TokenizerFile, source: str, byte_table: str | None) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from colibrid.text.output import OutputOptions, OutputText
 
 if TYPE_CHECKING:
@@ -55,3 +58,23 @@ def test_offsets_count_characters(byte_level: Tokenizer) -> None:
         starts.append(output.chars)
         output.push(token)
     assert starts == [0, 3, 11]
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 255), st.integers(0, 4095)), max_size=30),
+    st.lists(st.sampled_from(["a", "e", " t", "th", "\n", "\ufffd", "capital"]), max_size=3),
+    st.integers(0, 5),
+)
+def test_pieces_are_the_text_up_to_the_stop(
+    byte_level: Tokenizer, ids: list[int], stops: list[str], min_tokens: int
+) -> None:
+    """Whatever ids and stop strings, pieces join to the whole text, or to what stands before the stop string found."""
+    text, output = run(byte_level, ids, stops=tuple(stops), min_tokens=min_tokens)
+    whole = byte_level.decode(ids, skip_special_tokens=True)
+    assert whole.startswith(text)
+    if output.stopped:
+        assert any(whole.startswith(stop, len(text)) for stop in stops)
+    else:
+        assert text == whole
+        if not min_tokens:
+            assert not any(stop in whole for stop in stops)
