@@ -54,11 +54,3 @@ def test_a_child_imports_the_same_package(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.delenv("PYTHONPATH")
     assert child_environment(tmp_path)["PYTHONPATH"] == str(tmp_path)
     assert "PYTHONPATH" not in child_environment(Path(site.getsitepackages()[0]))
-
-
-def test_a_child_imports_the_same_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source tree is put first on the child's path; an installed package leaves the path as it is."""
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    assert child_environment(tmp_path)["PYTHONPATH"] == f"{tmp_path}:/elsewhere"
-    installed = Path(site.getsitepackages()[0])
-    assert child_environment(installed)["PYTHONPATH"] == "/elsewhere"
