@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 _PARTS: dict[Role, str] = {
     "embedding": "embedding", "head": "head", "final_norm": "norms", "attn_norm": "norms", "ffn_norm": "norms",
-    "qkv": "attention", "qkv_bias": "attention", "out": "attention", "router": "routers", "shared_gate": "routers",
+    "q_norm": "norms", "k_norm": "norms",
+    "qkv": "attention", "qkv_bias": "attention", "out": "attention", "out_bias": "attention",
+    "router": "routers", "shared_gate": "routers",
     "gate": "shared", "up": "shared", "down": "shared",
 }  # fmt: skip
 PART_NAMES = ("embedding", "head", "attention", "norms", "routers", "dense ffn", "shared experts", "experts")

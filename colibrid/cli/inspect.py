@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from colibrid.engine.state import MemoryPlan
     from colibrid.model.manifest import Layer, Manifest
 
+_QK_NORM_TEXTS = {"none": "", "head": ", norm of each q and k head", "row": ", norm of q and of k"}
+
 
 @click.command(short_help="Show what a model is and what it needs.")
 @click.argument("model", metavar="[PACK|MODEL]", required=False)
@@ -64,7 +66,7 @@ def _lines(
     yield (
         f"  shape       vocabulary {shapes.vocab_size}, hidden {shapes.hidden}, {len(manifest.layers)} layers, "
         f"{shapes.heads} heads of {shapes.head_dim}, {shapes.kv_heads} KV heads, "
-        f"{'tied' if shapes.tied_head else 'own'} head"
+        f"{'tied' if shapes.tied_head else 'own'} head{_QK_NORM_TEXTS[shapes.qk_norm]}"
     )
     for names, layer in _layer_groups(manifest.layers):
         yield f"  {names:<11} {_layer_text(layer)}"
@@ -96,13 +98,14 @@ def _layer_groups(layers: tuple[Layer, ...]) -> Iterator[tuple[str, Layer]]:
 
 
 def _layer_text(layer: Layer) -> str:
+    window = f", window of {layer.window} tokens" if layer.window else ""
     if layer.ffn == "dense":
-        return f"dense, width {layer.shared_width}"
+        return f"dense, width {layer.shared_width}{window}"
     weights = "renormalised" if layer.renormalise else "not renormalised"
     shared = f", shared expert of width {layer.shared_width}" if layer.shared_width else ""
     return (
         f"{layer.experts} experts of width {layer.expert_width}, {layer.experts_per_token} a token, "
-        f"{layer.score} weights {weights}{shared}"
+        f"{layer.score} weights {weights}{shared}{window}"
     )
 
 

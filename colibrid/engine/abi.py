@@ -53,14 +53,23 @@ class Role(IntEnum):
     FFN_NORM = 7
     ROUTER = 8
     SHARED_GATE = 9
-    GATE = 10
-    UP = 11
-    DOWN = 12
+    OUT_BIAS = 10
+    Q_NORM = 11
+    K_NORM = 12
+    GATE = 13
+    UP = 14
+    DOWN = 15
 
 
 class FfnKind(IntEnum):
     DENSE = 0
     MOE = 1
+
+
+class QkNorm(IntEnum):
+    NONE = 0
+    HEAD = 1
+    ROW = 2
 
 
 class Score(IntEnum):
@@ -140,6 +149,7 @@ class LayerDesc(ctypes.Structure):
         ("score", c_uint32),
         ("renormalise", c_uint32),
         ("shared_gated", c_uint32),
+        ("qk_norm", c_uint32),
         ("routed_scale", c_float),
     ]
 

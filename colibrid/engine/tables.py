@@ -130,6 +130,7 @@ def _layer(layer: Layer, shapes: Hyperparameters) -> abi.LayerDesc:
         score=abi.Score[layer.score.upper()],
         renormalise=layer.renormalise,
         shared_gated=layer.shared_gated,
+        qk_norm=abi.QkNorm[shapes.qk_norm.upper()],
         routed_scale=layer.routed_scale,
     )
 

@@ -3,7 +3,8 @@
 convert writes by these tables, pack checks by them, dummy needs nothing else; so they live in one place.
 
 dense.bin, every section 256-aligned:
-    embedding  [head]  final_norm  | per layer: attn_norm qkv [qkv_bias] out ffn_norm [router] [shared_gate]
+    embedding  [head]  final_norm  | per layer: attn_norm qkv [qkv_bias] [q_norm k_norm] out [out_bias]
+                                                ffn_norm [router] [shared_gate]
                                                 [gate up down of the shared expert or of the dense FFN] |
 expert_{layer}_{expert}.bin, the same:
     gate (width, hidden)   up (width, hidden)   down transposed (width, hidden)
@@ -25,7 +26,7 @@ SECTION_ALIGNMENT = 256  # bytes
 ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 # Small, and precision matters: always fp32 in a pack, whatever the checkpoint has.
 FP32_ROLES: frozenset[Role] = frozenset(
-    ("final_norm", "attn_norm", "qkv_bias", "ffn_norm", "router", "shared_gate"),
+    ("final_norm", "attn_norm", "qkv_bias", "q_norm", "k_norm", "out_bias", "ffn_norm", "router", "shared_gate"),
 )
 EXPERT_ROLES: tuple[Role, Role, Role] = ("gate", "up", "down")
 
@@ -68,12 +69,18 @@ def dense_tensors(hyper: Hyperparameters, layers: Iterable[Layer]) -> Iterator[T
 def _layer_tensors(hyper: Hyperparameters, index: int, layer: Layer) -> Iterator[Tensor]:
     d = hyper.hidden
     q = hyper.heads * hyper.head_dim
-    qkv = q + 2 * hyper.kv_heads * hyper.head_dim
+    kv = hyper.kv_heads * hyper.head_dim
     yield Tensor("attn_norm", index, None, (1, d))
-    yield Tensor("qkv", index, None, (qkv, d))
+    yield Tensor("qkv", index, None, (q + 2 * kv, d))
     if hyper.qkv_bias:
-        yield Tensor("qkv_bias", index, None, (1, qkv))
+        yield Tensor("qkv_bias", index, None, (1, q + 2 * kv))
+    if hyper.qk_norm != "none":
+        per_head = hyper.qk_norm == "head"
+        yield Tensor("q_norm", index, None, (1, hyper.head_dim if per_head else q))
+        yield Tensor("k_norm", index, None, (1, hyper.head_dim if per_head else kv))
     yield Tensor("out", index, None, (d, q))
+    if hyper.out_bias:
+        yield Tensor("out_bias", index, None, (1, d))
     yield Tensor("ffn_norm", index, None, (1, d))
     if layer.ffn == "moe":
         yield Tensor("router", index, None, (layer.experts, d))

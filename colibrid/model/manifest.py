@@ -17,7 +17,7 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Role = Literal[
     "embedding", "head", "final_norm", "attn_norm", "qkv", "qkv_bias", "out", "ffn_norm", "router", "shared_gate",
-    "gate", "up", "down",
+    "out_bias", "q_norm", "k_norm", "gate", "up", "down",
 ]  # fmt: skip
 
 
@@ -55,7 +55,7 @@ class Layer(_Value, frozen=True, kw_only=True):
 
     ffn: Literal["dense", "moe"]
     kv: Literal["full"] = "full"
-    window: Count = 0
+    window: Count = 0  # positions that a token sees, its own the last; 0: all
     experts: Count = 0
     experts_per_token: Count = 0
     expert_width: Count = 0
@@ -77,6 +77,8 @@ class Hyperparameters(_Value, frozen=True, kw_only=True):
     rms_norm_eps: float
     tied_head: bool
     qkv_bias: bool
+    out_bias: bool = False
+    qk_norm: Literal["none", "head", "row"] = "none"  # RMSNorm of q and k before RoPE: per head, or over all heads
     rope_inv_freq: tuple[float, ...]  # head_dim / 2 values, radians per position
     rope_scale: float = 1.0
     attention_scale: float  # usually head_dim ** -0.5

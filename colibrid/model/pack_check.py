@@ -91,8 +91,6 @@ def _check_hyperparameters(hyper: Hyperparameters) -> None:
 def _check_layer(index: int, layer: Layer) -> None:
     where = f"layers[{index}]"
     _bounded(f"{where}.shared_width", layer.shared_width, 1 if layer.ffn == "dense" else 0, MAX_WIDTH)
-    if layer.window:
-        raise ModelError(f"{where}.window is {layer.window}: attention windows are not supported, expected 0")
     if not math.isfinite(layer.routed_scale):
         raise ModelError(f"{where}.routed_scale is not finite")
     if layer.ffn == "dense":

@@ -110,7 +110,7 @@ static void add_values(const float* weights, const float* rows, size_t count, si
 }
 
 /* Query heads [0, heads) of one kv head. */
-static void attend_group(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t tokens,
+static void attend_group(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t first, uint32_t tokens,
                          uint32_t kv_head, size_t heads, const float* query, float* output) {
   const size_t dim = shape->head_dim;
   float rows[(size_t)BLOCK * CLB_MAX_HEAD_DIM];
@@ -120,8 +120,9 @@ static void attend_group(const clb_attention_shape* shape, const clb_attention_k
     state.weight_sum[h] = 0.0f;
   }
   memset(output, 0, heads * dim * sizeof(float));
-  for (uint32_t begin = 0; begin < tokens; begin += BLOCK) {
-    const uint32_t count = tokens - begin < BLOCK ? tokens - begin : BLOCK;
+  for (uint32_t begin = first, count = 0; begin < tokens; begin += count) {
+    const uint32_t room = BLOCK - begin % BLOCK; /* up to the next border */
+    count = tokens - begin < room ? tokens - begin : room;
     gather(shape, kv, 0, kv_head, begin, count, rows);
     for (size_t h = 0; h < heads; ++h) {
       for (size_t j = 0; j < count; ++j) {
@@ -142,14 +143,14 @@ static void attend_group(const clb_attention_shape* shape, const clb_attention_k
   }
 }
 
-void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t tokens, const float* query,
-                   float* output) {
+void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t first, uint32_t tokens,
+                   const float* query, float* output) {
   const uint32_t group = shape->heads / shape->kv_heads;
   for (uint32_t kv_head = 0; kv_head < shape->kv_heads; ++kv_head) {
-    for (uint32_t first = 0; first < group; first += GROUP) {
-      const size_t heads = group - first < GROUP ? group - first : GROUP;
-      const size_t offset = ((size_t)kv_head * group + first) * shape->head_dim;
-      attend_group(shape, kv, tokens, kv_head, heads, query + offset, output + offset);
+    for (uint32_t head = 0; head < group; head += GROUP) {
+      const size_t heads = group - head < GROUP ? group - head : GROUP;
+      const size_t offset = ((size_t)kv_head * group + head) * shape->head_dim;
+      attend_group(shape, kv, first, tokens, kv_head, heads, query + offset, output + offset);
     }
   }
 }

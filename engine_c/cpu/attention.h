@@ -8,8 +8,9 @@
  *             prefix_tokens .. tokens - 1   -> index position - prefix_tokens of the own run
  *
  * Order of additions: positions in rising order in blocks of CLB_ATTENTION_BLOCK counted from position
- * 0, a running maximum per block; so the bits depend on the values and the length alone, and are the
- * same wherever the border between prefix and own run lies.
+ * 0 (the first one shorter if `first` lies inside it), a running maximum per block; so the bits depend on
+ * the values, `first` and the length alone, and are the same wherever the border between prefix and own
+ * run lies.
  *
  * Pure but for the memory written; no allocation; thread-safe for different outputs.
  */
@@ -45,10 +46,10 @@ typedef struct clb_attention_shape {
   float scale;
 } clb_attention_shape;
 
-/* output (heads, head_dim) = softmax(scale * query . K) V over positions [0, tokens), tokens > 0.
+/* output (heads, head_dim) = softmax(scale * query . K) V over positions [first, tokens), first < tokens.
    query: (heads, head_dim). */
-void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t tokens, const float* query,
-                   float* output);
+void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t first, uint32_t tokens,
+                   const float* query, float* output);
 
 /* Writes K and V of one position, given as (2, kv_heads, head_dim) fp32: K, then V. fp16 rounds to nearest
    even and saturates. */

@@ -93,6 +93,11 @@ typedef enum clb_layout { CLB_LAYOUT_FLAT = 0 } clb_layout;
 
 typedef enum clb_ffn_kind { CLB_FFN_DENSE = 0, CLB_FFN_MOE = 1 } clb_ffn_kind;
 typedef enum clb_kv_kind { CLB_KV_FULL = 0 } clb_kv_kind;
+typedef enum clb_qk_norm {
+  CLB_QK_NORM_NONE = 0,
+  CLB_QK_NORM_HEAD = 1, /* RMSNorm of each head of q and k, before RoPE */
+  CLB_QK_NORM_ROW = 2   /* RMSNorm over all heads of q, and over all of k, before RoPE */
+} clb_qk_norm;
 typedef enum clb_score { CLB_SCORE_SOFTMAX = 0, CLB_SCORE_SIGMOID = 1 } clb_score;
 
 /* One row of the layer table. */
@@ -100,7 +105,7 @@ typedef struct clb_layer_desc {
   uint32_t ffn_kind;            /* clb_ffn_kind */
   uint32_t kv_kind;             /* clb_kv_kind */
   uint32_t kv_values_per_token; /* K and V values of one token in this layer: 2 * kv_heads * head_dim */
-  uint32_t window;              /* attention window in tokens; 0 = all; nonzero is CLB_ERR_UNSUPPORTED today */
+  uint32_t window;              /* a token sees this many positions, its own the last; 0 = all */
   uint32_t experts;             /* 0 in a dense layer */
   uint32_t experts_per_token;   /* the checkpoint's own k; 0 in a dense layer */
   uint32_t expert_width;        /* rows of gate and up of one expert; 0 in a dense layer */
@@ -108,6 +113,7 @@ typedef struct clb_layer_desc {
   uint32_t score;               /* clb_score */
   uint32_t renormalise;         /* 1: kept weights are divided by their sum */
   uint32_t shared_gated;        /* 1: the shared expert is scaled by sigmoid(x . SHARED_GATE) */
+  uint32_t qk_norm;             /* clb_qk_norm */
   float routed_scale;           /* factor on the routed weights after renormalisation; 1 = none */
 } clb_layer_desc;
 
@@ -124,9 +130,12 @@ typedef enum clb_role {
   CLB_ROLE_FFN_NORM = 7,    /* (1, d) fp32 */
   CLB_ROLE_ROUTER = 8,      /* (E, d) fp32 */
   CLB_ROLE_SHARED_GATE = 9, /* (1, d) fp32 */
-  CLB_ROLE_GATE = 10,       /* (w, d); expert >= 0: routed expert; expert == -1: shared expert or dense FFN */
-  CLB_ROLE_UP = 11,         /* (w, d) */
-  CLB_ROLE_DOWN = 12        /* flat: transposed, (w, d) */
+  CLB_ROLE_OUT_BIAS = 10,   /* (1, d) fp32; absent = no bias */
+  CLB_ROLE_Q_NORM = 11,     /* fp32; clb_qk_norm HEAD: (1, head_dim), ROW: (1, q) */
+  CLB_ROLE_K_NORM = 12,     /* fp32; clb_qk_norm HEAD: (1, head_dim), ROW: (1, kv) */
+  CLB_ROLE_GATE = 13,       /* (w, d); expert >= 0: routed expert; expert == -1: shared expert or dense FFN */
+  CLB_ROLE_UP = 14,         /* (w, d) */
+  CLB_ROLE_DOWN = 15        /* flat: transposed, (w, d) */
 } clb_role;
 
 typedef struct clb_section_desc {

@@ -33,10 +33,13 @@ static float half_width(uint32_t role, uint32_t rows, uint32_t cols) {
     case CLB_ROLE_FINAL_NORM:
     case CLB_ROLE_ATTN_NORM:
     case CLB_ROLE_FFN_NORM:
+    case CLB_ROLE_Q_NORM:
+    case CLB_ROLE_K_NORM:
       return 0.0f;
     case CLB_ROLE_EMBEDDING:
       return root3;
     case CLB_ROLE_QKV_BIAS:
+    case CLB_ROLE_OUT_BIAS:
       return 0.1f * root3;
     case CLB_ROLE_DOWN: /* transposed: its inputs are the rows */
       return root3 / sqrtf((float)rows);

@@ -120,6 +120,9 @@ static int32_t bind_layer(const clb_kernels* kernels, const clb_weight_table* we
   layer->attn_norm = clb_weight(weights, CLB_ROLE_ATTN_NORM, l, -1)->data;
   layer->ffn_norm = clb_weight(weights, CLB_ROLE_FFN_NORM, l, -1)->data;
   layer->qkv_bias = clb_weight(weights, CLB_ROLE_QKV_BIAS, l, -1)->data;
+  layer->out_bias = clb_weight(weights, CLB_ROLE_OUT_BIAS, l, -1)->data;
+  layer->q_norm = clb_weight(weights, CLB_ROLE_Q_NORM, l, -1)->data;
+  layer->k_norm = clb_weight(weights, CLB_ROLE_K_NORM, l, -1)->data;
   if (status == CLB_OK) {
     status = bind_expert(kernels, weights, l, -1, &layer->shared, error);
   }

@@ -47,6 +47,9 @@ typedef struct clb_layer_kernels {
   const float* attn_norm; /* (hidden) */
   const float* ffn_norm;  /* (hidden) */
   const float* qkv_bias;  /* (q + 2 kv) or NULL */
+  const float* out_bias;  /* (hidden) or NULL */
+  const float* q_norm;    /* (head_dim) or (q), by the layer's qk_norm; NULL without */
+  const float* k_norm;    /* (head_dim) or (kv); NULL without */
   clb_matrix qkv;         /* (q + 2 kv, hidden) */
   clb_matrix out;         /* (hidden, q) */
   clb_matrix router;      /* (experts, hidden); MoE layers */

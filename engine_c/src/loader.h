@@ -12,7 +12,7 @@
  * reading, size and crc32c; after it, that every weight is finite.
  *
  * With CLB_WEIGHTS_DUMMY nothing is read: the same sections are filled with seeded random values. If the description
- * then has no sections and no files, the loader lays them out itself: matrices bf16, the rest fp32, no QKV bias.
+ * then has no sections and no files, the loader lays them out itself: matrices bf16, the rest fp32, no biases.
  *
  * Call from the thread that opens the engine. load and plan take scratch memory from malloc and free it.
  */
@@ -27,7 +27,10 @@
 #define CLB_MAX_HIDDEN 65536u
 #define CLB_MAX_HEADS 1024u
 #define CLB_MAX_WIDTH 1048576u /* rows of gate and up */
-#define CLB_MAX_SECTIONS (16u + CLB_MAX_LAYERS * (10u + 3u * CLB_MAX_EXPERTS))
+/* Tensors of a layer: its own, then gate, up and down of the shared expert, then of each routed one. */
+#define CLB_LAYER_OWN ((uint32_t)CLB_ROLE_GATE - (uint32_t)CLB_ROLE_ATTN_NORM)
+#define CLB_LAYER_TENSORS(experts) (CLB_LAYER_OWN + 3u * (1u + (experts)))
+#define CLB_MAX_SECTIONS (16u + CLB_MAX_LAYERS * CLB_LAYER_TENSORS(CLB_MAX_EXPERTS))
 #define CLB_MAX_FILES (1u + CLB_MAX_LAYERS * CLB_MAX_EXPERTS)
 
 /* One loaded section. data == NULL: the model has none (head when tied, bias, shared expert). */
@@ -74,7 +77,7 @@ static inline uint32_t clb_weight_index(const clb_weight_table* table, uint32_t 
   }
   const uint32_t first = table->layer_first[layer];
   return role < CLB_ROLE_GATE ? first + (role - CLB_ROLE_ATTN_NORM)
-                              : first + 7u + 3u * (uint32_t)(expert + 1) + (role - CLB_ROLE_GATE);
+                              : first + CLB_LAYER_OWN + 3u * (uint32_t)(expert + 1) + (role - CLB_ROLE_GATE);
 }
 
 /* The section of (role, layer, expert); its data is NULL if the model has none. Never returns NULL. */

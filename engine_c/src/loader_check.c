@@ -16,8 +16,9 @@
 #include "assert.h"
 #include "loader_internal.h"
 
-static const char* const role_names[] = {"embedding", "head",   "final_norm",  "attn_norm", "qkv", "qkv_bias", "out",
-                                         "ffn_norm",  "router", "shared_gate", "gate",      "up",  "down"};
+static const char* const role_names[] = {"embedding", "head",     "final_norm", "attn_norm",   "qkv",      "qkv_bias",
+                                         "out",       "ffn_norm", "router",     "shared_gate", "out_bias", "q_norm",
+                                         "k_norm",    "gate",     "up",         "down"};
 #define ROLE_COUNT ((uint32_t)(sizeof role_names / sizeof role_names[0]))
 
 int32_t clb_fail(clb_error* error, int32_t status, const char* format, ...) {
@@ -59,6 +60,13 @@ static clb_demand demand_of_global(const clb_model_desc* model, uint32_t role) {
   }
 }
 
+static clb_demand demand_of_qk_norm(const clb_model_desc* model, const clb_layer_desc* row, uint32_t heads) {
+  if (row->qk_norm == CLB_QK_NORM_NONE) {
+    return (clb_demand){0, 0, 0, 0};
+  }
+  return (clb_demand){1, row->qk_norm == CLB_QK_NORM_HEAD ? model->head_dim : heads * model->head_dim, 0, 0};
+}
+
 static clb_demand demand_of_layer(const clb_model_desc* model, const clb_layer_desc* row, uint32_t role) {
   const uint32_t query = model->heads * model->head_dim;
   const uint32_t qkv = query + 2u * model->kv_heads * model->head_dim;
@@ -74,6 +82,12 @@ static clb_demand demand_of_layer(const clb_model_desc* model, const clb_layer_d
       return (clb_demand){1, qkv, 1, 0};
     case CLB_ROLE_OUT:
       return (clb_demand){model->hidden, query, 0, 1};
+    case CLB_ROLE_OUT_BIAS:
+      return (clb_demand){1, model->hidden, 1, 0};
+    case CLB_ROLE_Q_NORM:
+      return demand_of_qk_norm(model, row, model->heads);
+    case CLB_ROLE_K_NORM:
+      return demand_of_qk_norm(model, row, model->kv_heads);
     case CLB_ROLE_ROUTER:
       return row->ffn_kind == CLB_FFN_MOE ? (clb_demand){row->experts, model->hidden, 0, 0} : none;
     case CLB_ROLE_SHARED_GATE:
@@ -124,7 +138,7 @@ int clb_place_next(const clb_model_desc* model, clb_place* place) {
 static uint64_t tensor_count(const clb_model_desc* model) {
   uint64_t count = CLB_ROLE_FINAL_NORM + 1u;
   for (uint32_t layer = 0; layer < model->layers; ++layer) {
-    count += 10u + 3u * (uint64_t)model->layer_table[layer].experts;
+    count += CLB_LAYER_TENSORS(model->layer_table[layer].experts);
   }
   return count;
 }
@@ -143,7 +157,7 @@ clb_weight_table* clb_table_init(const clb_model_desc* model, void* host) {
   for (uint32_t layer = 0; layer < model->layers; ++layer) {
     table->layer_first[layer] = first;
     table->layer_experts[layer] = model->layer_table[layer].experts;
-    first += 10u + 3u * table->layer_experts[layer];
+    first += CLB_LAYER_TENSORS(table->layer_experts[layer]);
   }
   CLB_ASSERT(first == table->tensor_count);
   return table;

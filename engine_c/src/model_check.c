@@ -119,9 +119,11 @@ static int32_t check_layer(const clb_model_desc* model, uint32_t layer, clb_erro
   if (status == CLB_OK && !isfinite(row->routed_scale)) {
     status = clb_fail(error, CLB_ERR_ARGUMENT, "model: layer %u: routed_scale is not finite", layer);
   }
-  if (status == CLB_OK && (row->window != 0 || row->kv_kind != CLB_KV_FULL)) {
-    status = clb_fail(error, CLB_ERR_UNSUPPORTED,
-                      "model: layer %u: window is %u and kv_kind %u, but only 0 and 0 are built in", layer, row->window,
+  if (status == CLB_OK) {
+    status = check_layer_range(error, layer, "qk_norm", row->qk_norm, CLB_QK_NORM_NONE, CLB_QK_NORM_ROW);
+  }
+  if (status == CLB_OK && row->kv_kind != CLB_KV_FULL) {
+    status = clb_fail(error, CLB_ERR_UNSUPPORTED, "model: layer %u: kv_kind is %u, but only 0 is built in", layer,
                       row->kv_kind);
   }
   return status != CLB_OK ? status : check_experts(row, layer, error);

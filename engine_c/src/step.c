@@ -64,7 +64,23 @@ static clb_attention_kv kv_of(const clb_engine* engine, uint32_t slot, uint32_t 
   };
 }
 
-/* RoPE and append for all rows first: a prompt row sees the earlier rows of its own step. */
+/* RMSNorm of q and k of one row, in place: per head, or over each of the two as a whole. */
+static void norm_qk(const clb_engine* engine, uint32_t layer, float* qkv) {
+  const clb_attention_shape* const shape = &engine->attention;
+  const clb_layer_kernels* const weights = &engine->kernels.layers[layer];
+  const float epsilon = engine->model.rms_norm_eps;
+  const uint32_t dim = shape->head_dim;
+  float* const k = qkv + (size_t)shape->heads * dim;
+  if (engine->model.layer_table[layer].qk_norm == CLB_QK_NORM_HEAD) {
+    clb_rms_norm(qkv, weights->q_norm, epsilon, shape->heads, dim, qkv);
+    clb_rms_norm(k, weights->k_norm, epsilon, shape->kv_heads, dim, k);
+  } else {
+    clb_rms_norm(qkv, weights->q_norm, epsilon, 1, shape->heads * dim, qkv);
+    clb_rms_norm(k, weights->k_norm, epsilon, 1, shape->kv_heads * dim, k);
+  }
+}
+
+/* Norm, RoPE and append for all rows first: a prompt row sees the earlier rows of its own step. */
 static void append_kv(clb_engine* engine, uint32_t layer, uint32_t count) {
   const clb_step_buffers* const b = &engine->buffers;
   const clb_attention_shape* const shape = &engine->attention;
@@ -73,6 +89,9 @@ static void append_kv(clb_engine* engine, uint32_t layer, uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) {
     float* const qkv = b->qkv + i * width;
     const float* const rope = b->rope + (size_t)i * shape->head_dim;
+    if (engine->model.layer_table[layer].qk_norm != CLB_QK_NORM_NONE) {
+      norm_qk(engine, layer, qkv);
+    }
     clb_rope_apply(rope, shape->head_dim / 2, shape->heads + shape->kv_heads, qkv);
     const clb_attention_kv kv = kv_of(engine, b->rows[i].slot, layer);
     clb_kv_append(shape, &kv, b->rows[i].position, qkv + q);
@@ -86,16 +105,19 @@ static void attention_block(clb_engine* engine, uint32_t layer, uint32_t count) 
   const uint32_t hidden = engine->model.hidden;
   const size_t q = (size_t)shape->heads * shape->head_dim;
   const size_t width = q + (size_t)2 * shape->kv_heads * shape->head_dim;
+  const uint32_t window = engine->model.layer_table[layer].window;
   clb_rms_norm(b->residual, weights->attn_norm, engine->model.rms_norm_eps, count, hidden, b->normed);
   run_linear(&weights->qkv, weights->qkv_bias, b->normed, count, b->qkv);
   show_progress(engine);
   append_kv(engine, layer, count);
   for (uint32_t i = 0; i < count; ++i) {
     const clb_attention_kv kv = kv_of(engine, b->rows[i].slot, layer);
-    clb_attention(shape, &kv, b->rows[i].position + 1, b->qkv + i * width, b->attended + i * q);
+    const uint32_t tokens = b->rows[i].position + 1;
+    clb_attention(shape, &kv, window != 0 && window < tokens ? tokens - window : 0, tokens, b->qkv + i * width,
+                  b->attended + i * q);
     show_progress(engine);
   }
-  run_linear(&weights->out, NULL, b->attended, count, b->update);
+  run_linear(&weights->out, weights->out_bias, b->attended, count, b->update);
   clb_vector_add(b->update, (size_t)count * hidden, b->residual);
 }
 

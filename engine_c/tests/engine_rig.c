@@ -19,6 +19,8 @@ static clb_layer_desc layer_of(uint32_t index) {
   layer.shared_gated = index == 0 ? 1 : 0;
   layer.score = index == 0 ? CLB_SCORE_SOFTMAX : CLB_SCORE_SIGMOID;
   layer.renormalise = index == 0 ? 0 : 1;
+  layer.qk_norm = index == 0 ? CLB_QK_NORM_HEAD : CLB_QK_NORM_ROW;
+  layer.window = index == 0 ? 11 : 0;
   return layer;
 }
 

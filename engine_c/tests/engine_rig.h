@@ -2,6 +2,7 @@
  * engine_rig.h: an engine with dummy weights and both ends of its channel in one process, for tests.
  *
  * The model: 3 layers (MoE with gated shared expert, dense, MoE with sigmoid scores and no shared expert),
+ * norms of q and k (per head, none, over the row), a window of 11 tokens in the first,
  * hidden 32, 4 heads over 2 kv heads of 8, vocabulary 97, 6 experts of which a token uses 2.
  */
 #ifndef CLB_ENGINE_RIG_H

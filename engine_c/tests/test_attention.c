@@ -39,13 +39,14 @@ static double stored(const clb_attention_shape* shape, float value) {
   return shape->kv_precision == CLB_FP32 ? (double)value : (double)clb_float_of_half(clb_half_of_float(value));
 }
 
-static void reference(const clb_attention_shape* shape, uint32_t tokens, uint32_t head, double* result) {
+static void reference(const clb_attention_shape* shape, uint32_t first, uint32_t tokens, uint32_t head,
+                      double* result) {
   const uint32_t dim = shape->head_dim;
   const uint32_t kv_head = head / (shape->heads / shape->kv_heads);
   static double scores[MAX_POSITIONS];
   double largest = -1e300;
   double sum = 0;
-  for (uint32_t p = 0; p < tokens; ++p) {
+  for (uint32_t p = first; p < tokens; ++p) {
     scores[p] = 0;
     for (uint32_t d = 0; d < dim; ++d) {
       scores[p] += (double)query[head * dim + d] * stored(shape, values[p][kv_head * dim + d]);
@@ -56,7 +57,7 @@ static void reference(const clb_attention_shape* shape, uint32_t tokens, uint32_
   for (uint32_t d = 0; d < dim; ++d) {
     result[d] = 0;
   }
-  for (uint32_t p = 0; p < tokens; ++p) {
+  for (uint32_t p = first; p < tokens; ++p) {
     const double weight = exp(scores[p] - largest);
     sum += weight;
     for (uint32_t d = 0; d < dim; ++d) {
@@ -74,7 +75,7 @@ static const clb_attention_shape shapes[] = {
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
-/* Attention equals the double-precision softmax for odd head sizes, groups, lengths and borders. */
+/* Attention equals the double-precision softmax for odd head sizes, groups, lengths, windows and borders. */
 static void attention_is_softmax(void) {
   const uint32_t lengths[] = {1, 2, 63, 64, 65, 130, 200};
   uint64_t state = 1;
@@ -87,14 +88,15 @@ static void attention_is_softmax(void) {
       fill(&state, &values[0][0], sizeof values / sizeof(float), 2.0f);
       fill(&state, query, sizeof query / sizeof(float), i % 2 == 0 ? 1.0f : 20.0f);
       append_all(shape, &kv, lengths[i]);
-      clb_attention(shape, &kv, lengths[i], query, output);
+      const uint32_t first = (uint32_t)(clb_test_random(&state) % 2 * (clb_test_random(&state) % lengths[i]));
+      clb_attention(shape, &kv, first, lengths[i], query, output);
       for (uint32_t h = 0; h < shape->heads; ++h) {
-        reference(shape, lengths[i], h, wanted);
+        reference(shape, first, lengths[i], h, wanted);
         for (uint32_t d = 0; d < shape->head_dim; ++d) {
           const double actual = (double)output[h * shape->head_dim + d];
           if (!(fabs(actual - wanted[d]) <= 2e-5)) {
-            (void)fprintf(stderr, "%.9g, expected %.9g; shape %u length %u border %u head %u dim %u\n", actual,
-                          wanted[d], s, lengths[i], border, h, d);
+            (void)fprintf(stderr, "%.9g, expected %.9g; shape %u first %u length %u border %u head %u dim %u\n", actual,
+                          wanted[d], s, first, lengths[i], border, h, d);
             CHECK(0);
           }
         }
@@ -113,14 +115,15 @@ static void border_changes_nothing(void) {
     fill(&state, query, sizeof query / sizeof(float), 3.0f);
     clb_attention_kv kv = make_kv(0);
     append_all(shape, &kv, 150);
-    clb_attention(shape, &kv, 150, query, output);
+    const uint32_t first = s % 2 * 77;
+    clb_attention(shape, &kv, first, 150, query, output);
     append_all(shape, &kv, 200);
-    clb_attention(shape, &kv, 150, query, again);
+    clb_attention(shape, &kv, first, 150, query, again);
     CHECK(memcmp(again, output, bytes) == 0);
     for (uint32_t border = 1; border <= 150; border += 7) {
       kv = make_kv(border);
       append_all(shape, &kv, 150);
-      clb_attention(shape, &kv, 150, query, again);
+      clb_attention(shape, &kv, first, 150, query, again);
       CHECK(memcmp(again, output, bytes) == 0);
     }
   }

@@ -28,8 +28,11 @@ static void set_up(void) {
   layers[1] = (clb_layer_desc){.ffn_kind = CLB_FFN_DENSE};
   model = (clb_model_desc){.layers = 2, .layer_table = layers};
   memset(tensors, 0, sizeof tensors);
-  table = (clb_weight_table){
-      .layers = 2, .tensor_count = 64, .layer_first = {3, 3 + 7 + 3 * 3}, .layer_experts = {2, 0}, .tensors = tensors};
+  table = (clb_weight_table){.layers = 2,
+                             .tensor_count = 64,
+                             .layer_first = {3, 3 + CLB_LAYER_TENSORS(2)},
+                             .layer_experts = {2, 0},
+                             .tensors = tensors};
 }
 
 static void put(uint32_t role, int32_t layer, int32_t expert, uint32_t precision) {

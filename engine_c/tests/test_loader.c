@@ -260,25 +260,51 @@ static void hostile_sections(void) {
     int32_t status;
     const char* word;
   } cases[] = {
-      {{13, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "role 13"},
-      {{10, 2, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "layer 2"},
-      {{10, -7, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "not part"},
-      {{10, 0, 3, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "expert 3"},
-      {{10, 0, -2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "not part"},
-      {{10, 0, 1, 4, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "file index is 4"},
-      {{10, 0, 1, good.file, 1, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "offset 1"},
-      {{10, 0, 1, good.file, UINT64_MAX - 1, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "beyond"},
-      {{10, 0, 1, good.file, good.offset, UINT64_MAX, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "its shape"},
-      {{10, 0, 1, good.file, good.offset, 0, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "its shape"},
-      {{10, 0, 1, good.file, good.offset, good.bytes, 3, 0, good.rows, good.cols}, CLB_ERR_UNSUPPORTED, "precision 3"},
-      {{10, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 1, good.rows, good.cols},
+      {{16, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "role 16"},
+      {{CLB_ROLE_GATE, 2, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+       CLB_ERR_FORMAT,
+       "layer 2"},
+      {{CLB_ROLE_GATE, -7, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+       CLB_ERR_FORMAT,
+       "not part"},
+      {{CLB_ROLE_GATE, 0, 3, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+       CLB_ERR_FORMAT,
+       "expert 3"},
+      {{CLB_ROLE_GATE, 0, -2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+       CLB_ERR_FORMAT,
+       "not part"},
+      {{CLB_ROLE_GATE, 0, 1, 4, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+       CLB_ERR_FORMAT,
+       "file index is 4"},
+      {{CLB_ROLE_GATE, 0, 1, good.file, 1, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "offset 1"},
+      {{CLB_ROLE_GATE, 0, 1, good.file, UINT64_MAX - 1, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+       CLB_ERR_FORMAT,
+       "beyond"},
+      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, UINT64_MAX, CLB_BF16, 0, good.rows, good.cols},
+       CLB_ERR_FORMAT,
+       "its shape"},
+      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, 0, CLB_BF16, 0, good.rows, good.cols},
+       CLB_ERR_FORMAT,
+       "its shape"},
+      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, good.bytes, 3, 0, good.rows, good.cols},
+       CLB_ERR_UNSUPPORTED,
+       "precision 3"},
+      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 1, good.rows, good.cols},
        CLB_ERR_UNSUPPORTED,
        "layout 1"},
-      {{10, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.cols, good.rows}, CLB_ERR_FORMAT, "(16, 8)"},
-      {{10, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, 65536, 65536}, CLB_ERR_FORMAT, "(65536, 65536)"},
-      {{10, 0, 2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "twice"},
-      {{10, 0, 1, good.file, good.bytes, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "overlaps"},
-      {{10, 0, 1, good.file, good.offset + 2, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.cols, good.rows},
+       CLB_ERR_FORMAT,
+       "(16, 8)"},
+      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, 65536, 65536},
+       CLB_ERR_FORMAT,
+       "(65536, 65536)"},
+      {{CLB_ROLE_GATE, 0, 2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+       CLB_ERR_FORMAT,
+       "twice"},
+      {{CLB_ROLE_GATE, 0, 1, good.file, good.bytes, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+       CLB_ERR_FORMAT,
+       "overlaps"},
+      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset + 2, good.bytes, CLB_BF16, 0, good.rows, good.cols},
        CLB_ERR_FORMAT,
        "overlaps"},
   };
@@ -361,8 +387,8 @@ static void hostile_layers(void) {
   BEND(0, score, 2, CLB_ERR_ARGUMENT, "score is 2");
   BEND(0, renormalise, 2, CLB_ERR_ARGUMENT, "renormalise is 2");
   BEND(0, kv_values_per_token, 1, CLB_ERR_ARGUMENT, "kv_values_per_token is 1, must be 16");
-  BEND(0, window, 128, CLB_ERR_UNSUPPORTED, "window is 128");
-  BEND(0, kv_kind, 1, CLB_ERR_UNSUPPORTED, "kv_kind 1");
+  BEND(0, qk_norm, 3, CLB_ERR_ARGUMENT, "qk_norm is 3");
+  BEND(0, kv_kind, 1, CLB_ERR_UNSUPPORTED, "kv_kind is 1");
   BEND(0, experts, 0, CLB_ERR_ARGUMENT, "experts is 0");
   BEND(0, experts, CLB_MAX_EXPERTS + 1, CLB_ERR_ARGUMENT, "experts is 513");
   BEND(0, experts_per_token, TINY_EXPERTS + 1, CLB_ERR_ARGUMENT, "experts_per_token is 4, must be 1 to 3");
@@ -467,7 +493,7 @@ static void dummy_weights(void) {
   tiny_free(&tiny);
 }
 
-/* A description without sections and files is laid out by the loader: all places but the bias, 256-aligned. */
+/* A description without sections and files is laid out by the loader: all places but the biases, 256-aligned. */
 static void dummy_lays_out_itself(void) {
   tiny_model tiny;
   loaded out;
@@ -481,7 +507,7 @@ static void dummy_lays_out_itself(void) {
   do {
     const clb_demand demand = clb_demand_of(&tiny.model, place.role, place.layer, place.expert);
     const clb_tensor* tensor = clb_weight(out.table, place.role, place.layer, place.expert);
-    CHECK_EQ(tensor->data != NULL, demand.rows != 0 && place.role != CLB_ROLE_QKV_BIAS);
+    CHECK_EQ(tensor->data != NULL, demand.rows != 0 && demand.optional == 0);
     if (tensor->data != NULL) {
       CHECK_EQ(tensor->precision, demand.narrow != 0 ? CLB_BF16 : CLB_FP32);
       CHECK_EQ((uintptr_t)tensor->data % 256, 0);

@@ -28,6 +28,7 @@ static clb_layer_desc moe_layer(void) {
                           .expert_width = WIDTH,
                           .shared_width = SHARED,
                           .shared_gated = 1,
+                          .qk_norm = CLB_QK_NORM_HEAD,
                           .routed_scale = 1.0f};
 }
 
@@ -40,6 +41,7 @@ static void make_model(tiny_model* tiny, int shared, uint32_t vocab) {
                                        .shared_width = DENSE,
                                        .routed_scale = 1.0f};
   }
+  tiny->layers[1].qk_norm = CLB_QK_NORM_ROW;
   for (uint32_t i = 0; i < HEAD_DIM / 2; ++i) {
     tiny->inv_freq[i] = 1.0f / (float)(1u << i);
   }

@@ -3,6 +3,8 @@
  *
  *   layer 0: MoE, 3 experts of width 8, gated shared expert of width 6     dense.bin, expert_0_0.bin ...
  *   layer 1: dense, width 10; or MoE like layer 0, its experts in the same files (shared = 1)
+ *
+ * Every optional section is there; q and k are normed per head in layer 0, over the row in layer 1.
  */
 #ifndef CLB_TINY_MODEL_H
 #define CLB_TINY_MODEL_H

@@ -49,6 +49,7 @@ ENUMS: dict[str, type[IntEnum]] = {
     "CLB_ROLE_": abi.Role,
     "CLB_FFN_": abi.FfnKind,
     "CLB_SCORE_": abi.Score,
+    "CLB_QK_NORM_": abi.QkNorm,
     "CLB_PHASE_": abi.Phase,
     "CLB_CMD_": abi.CommandKind,
     "CLB_EVENT_": abi.EventKind,

@@ -84,7 +84,6 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("layers", 0, "experts_per_token", 5), r"layers\[0\].experts_per_token is 5, expected 1 to 4"),
         (_set("layers", 0, "expert_width", 25), "layer 0 expert 0 gate has shape"),
         (_set("layers", 0, "shared_width", 0), "shared_gated is true without a shared_width"),
-        (_set("layers", 0, "window", 128), r"layers\[0\].window is 128: attention windows are not supported"),
         (_set("layers", 0, "ffn", "dense"), r"layers\[0\] is dense, so experts"),
         (_set("layers", []), "layers has 0 rows, expected 1 to 256"),
         (_set("hyperparameters", "heads", 0), "hyperparameters.heads is 0"),
