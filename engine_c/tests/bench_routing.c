@@ -1,4 +1,9 @@
-/* Time of router selection and bucketing: routing.h on random logits. */
+/*
+ * Time of router selection and bucketing: routing.h on random logits.
+ *
+ * Each run takes the next of many sets of tokens. With one set the branch predictor learns every token by heart, which
+ * flatters selection by insertion four times over and tells nothing about serving.
+ */
 #include <stdlib.h>
 
 #include "assert.h"
@@ -6,12 +11,39 @@
 #include "routing.h"
 #include "test.h"
 
-static void select_run(void* context) { clb_routing_select(context); }
+#define SET_TOKENS 2048u /* in all sets together, at least */
 
-static void bucket_run(void* context) { clb_routing_bucket(context); }
+typedef int select_fn(const float* logits, uint32_t experts, uint32_t k, uint32_t* best);
 
-/* The limit drops assignments for good, so every run needs fresh ones. */
-static void limited_run(void* context) { clb_routing_run(context); }
+typedef struct board {
+  clb_routing_args args;
+  clb_layer_desc layer;
+  float* logits; /* (sets, tokens, experts) */
+  uint32_t sets;
+  uint32_t next;
+  select_fn* trial;
+} board;
+
+static const clb_routing_args* next_set(board* b) {
+  b->next = b->next + 1u < b->sets ? b->next + 1u : 0;
+  b->args.logits = b->logits + (size_t)b->next * b->args.tokens * b->layer.experts;
+  return &b->args;
+}
+
+static void trial_run(void* context) {
+  board* b = context;
+  const clb_routing_args* args = next_set(b);
+  for (uint32_t t = 0; t < args->tokens; ++t) {
+    (void)b->trial(args->logits + (size_t)t * b->layer.experts, b->layer.experts, b->layer.experts_per_token,
+                   args->indices + (size_t)t * args->k_max);
+  }
+}
+
+static void select_run(void* context) { clb_routing_select(next_set(context)); }
+
+static void bucket_run(void* context) { clb_routing_bucket(&((board*)context)->args); }
+
+static void both_run(void* context) { clb_routing_run(next_set(context)); }
 
 static void* take(size_t count, size_t bytes) {
   void* memory = calloc(count, bytes);
@@ -19,48 +51,75 @@ static void* take(size_t count, size_t bytes) {
   return memory;
 }
 
-static void bench_shape(uint32_t tokens, uint32_t experts, uint32_t k) {
-  const clb_layer_desc layer = {.experts = experts, .experts_per_token = k, .renormalise = 1, .routed_scale = 1.0f};
+static void open_board(board* b, uint32_t tokens, uint32_t experts, uint32_t k) {
   const size_t places = (size_t)tokens * k;
-  float* logits = take((size_t)tokens * experts, sizeof *logits);
+  memset(b, 0, sizeof *b);
+  b->layer = (clb_layer_desc){.experts = experts, .experts_per_token = k, .renormalise = 1, .routed_scale = 1.0f};
+  b->sets = (SET_TOKENS + tokens - 1u) / tokens;
+  const size_t logits = (size_t)b->sets * tokens * experts;
+  b->logits = take(logits, sizeof *b->logits);
   uint64_t seed = 1;
-  for (size_t i = 0; i < (size_t)tokens * experts; ++i)
-    logits[i] = (float)(clb_test_random(&seed) >> 40) * 0x1p-22f;
-  clb_routing_args args = {.logits = logits,
-                           .layer = &layer,
-                           .policies = take(tokens, sizeof(clb_expert_policy)),
-                           .indices = take(places, sizeof(uint32_t)),
-                           .weights = take(places, sizeof(float)),
-                           .kept = take(tokens, sizeof(uint32_t)),
-                           .trimmed = take(tokens, sizeof(uint32_t)),
-                           .dropped = take(tokens, sizeof(uint32_t)),
-                           .status = take(tokens, sizeof(int32_t)),
-                           .counts = take(experts, sizeof(uint32_t)),
-                           .offsets = take(experts + 1u, sizeof(uint32_t)),
-                           .token_list = take(places, sizeof(uint32_t)),
-                           .place_list = take(places, sizeof(uint32_t)),
-                           .logits_stride = experts,
-                           .tokens = tokens,
-                           .k_max = k};
-  char shape[64];
-  (void)snprintf(shape, sizeof shape, "T=%u E=%u k=%u", tokens, experts, k);
-  clb_bench("routing_select", shape, select_run, &args);
-  clb_bench("routing_bucket", shape, bucket_run, &args);
-  args.max_tokens_per_expert = (tokens * k + experts - 1u) / experts;
-  clb_bench("routing_limited", shape, limited_run, &args);
-  free(logits);
-  free((void*)(uintptr_t)args.policies);
-  void* const outputs[] = {args.indices, args.weights, args.kept,    args.trimmed,    args.dropped,
-                           args.status,  args.counts,  args.offsets, args.token_list, args.place_list};
+  for (size_t i = 0; i < logits * 4u; ++i)
+    b->logits[i / 4u] += (float)(clb_test_random(&seed) >> 40) * 0x1p-23f - 1.0f; /* four uniforms: nearly normal */
+  b->args = (clb_routing_args){.logits = b->logits,
+                               .layer = &b->layer,
+                               .policies = take(tokens, sizeof(clb_expert_policy)),
+                               .indices = take(places, sizeof(uint32_t)),
+                               .weights = take(places, sizeof(float)),
+                               .kept = take(tokens, sizeof(uint32_t)),
+                               .trimmed = take(tokens, sizeof(uint32_t)),
+                               .dropped = take(tokens, sizeof(uint32_t)),
+                               .status = take(tokens, sizeof(int32_t)),
+                               .counts = take(experts, sizeof(uint32_t)),
+                               .offsets = take(experts + 1u, sizeof(uint32_t)),
+                               .token_list = take(places, sizeof(uint32_t)),
+                               .place_list = take(places, sizeof(uint32_t)),
+                               .logits_stride = experts,
+                               .tokens = tokens,
+                               .k_max = k};
+}
+
+static void close_board(board* b) {
+  free(b->logits);
+  free((void*)(uintptr_t)b->args.policies);
+  void* const outputs[] = {b->args.indices, b->args.weights, b->args.kept,    b->args.trimmed,    b->args.dropped,
+                           b->args.status,  b->args.counts,  b->args.offsets, b->args.token_list, b->args.place_list};
   for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; ++i)
     free(outputs[i]);
 }
 
+static void bench_shape(uint32_t tokens, uint32_t experts, uint32_t k) {
+  static const struct {
+    const char* name;
+    select_fn* run;
+  } trials[] = {{"trial insert", clb_select_insert},
+                {"trial rounds", clb_select_rounds},
+                {"trial count", clb_select_count},
+                {"trial radix", clb_select_radix},
+                {"trial columns", clb_select_columns}};
+  char shape[64];
+  board b;
+  open_board(&b, tokens, experts, k);
+  (void)snprintf(shape, sizeof shape, "T=%u E=%u k=%u", tokens, experts, k);
+  for (size_t i = 0; i < sizeof trials / sizeof trials[0]; ++i) {
+    b.trial = trials[i].run;
+    clb_bench(trials[i].name, shape, trial_run, &b);
+  }
+  clb_bench("routing_select", shape, select_run, &b);
+  b.layer.renormalise = 0; /* softmax over all experts */
+  clb_bench("routing_softmax", shape, select_run, &b);
+  clb_bench("routing_bucket", shape, bucket_run, &b);
+  /* The limit drops assignments for good, so every run needs fresh ones. */
+  b.args.max_tokens_per_expert = (tokens * k + experts - 1u) / experts;
+  clb_bench("routing_limited", shape, both_run, &b);
+  close_board(&b);
+}
+
 int main(void) {
-  bench_shape(1, 16, 4);
-  bench_shape(32, 60, 4);
-  bench_shape(32, 128, 8);
-  bench_shape(512, 60, 4);
-  bench_shape(512, 512, 10);
+  static const uint32_t shapes[][2] = {{8, 2}, {60, 4}, {64, 8}, {128, 8}, {256, 8}, {512, 16}};
+  for (uint32_t tokens = 4; tokens <= 512; tokens *= 128) {
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i)
+      bench_shape(tokens, shapes[i][0], shapes[i][1]);
+  }
   return 0;
 }

@@ -325,6 +325,34 @@ static void extremes_are_finite(void) {
   }
 }
 
+/* All ways to choose choose the same. */
+static void selections_agree(void) {
+  typedef int select_fn(const float* logits, uint32_t experts, uint32_t k, uint32_t* best);
+  static select_fn* const trials[] = {clb_select_rounds, clb_select_count, clb_select_radix, clb_select_columns};
+  static float logits[CLB_MAX_EXPERTS];
+  uint64_t seed = 31;
+  const int rows = getenv("CLB_TEST_SHORT") != NULL ? 500 : 20000;
+  for (int i = 0; i < rows; ++i) {
+    const uint32_t experts = 1u + (uint32_t)(clb_test_random(&seed) % (i % 2 != 0 ? 40u : CLB_MAX_EXPERTS));
+    const uint32_t k = 1u + (uint32_t)(clb_test_random(&seed) % (experts < K ? experts : K));
+    const uint64_t kind = clb_test_random(&seed) % 5u;
+    for (uint32_t e = 0; e < experts; ++e) {
+      const float value = (uniform(&seed) - 0.5f) * 20.0f;
+      const uint32_t bits = (uint32_t)clb_test_random(&seed) & 0xff7fffffu; /* any finite number */
+      logits[e] = kind == 0 ? floorf(value) : kind == 1 ? copysignf(0.0f, value) : value;
+      if (kind == 2) memcpy(&logits[e], &bits, sizeof bits);
+      if (kind == 3 && clb_test_random(&seed) % experts == 0) logits[e] = value < 0.0f ? -INFINITY : NAN;
+    }
+    uint32_t expected[K];
+    uint32_t actual[K];
+    const int finite = clb_select_insert(logits, experts, k, expected);
+    for (size_t f = 0; f < sizeof trials / sizeof trials[0]; ++f) {
+      CHECK_EQ(trials[f](logits, experts, k, actual), finite);
+      if (finite) CHECK(memcmp(actual, expected, k * sizeof *actual) == 0);
+    }
+  }
+}
+
 /* exp and sigmoid of the router stay within 2 ulp of the exact value over the range that matters. */
 static void exact_math_is_accurate(void) {
   uint64_t seed = 29;
@@ -345,6 +373,7 @@ int main(int argc, char** argv) {
                                    TEST(rows_are_independent),
                                    TEST(bad_logits_harm_one_token_only),
                                    TEST(extremes_are_finite),
+                                   TEST(selections_agree),
                                    TEST(exact_math_is_accurate)};
   return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }
