@@ -26,119 +26,6 @@ static void check_args(const clb_routing_args* args) {
 
 /* ----------------------------------------------------------------- select */
 
-/* Trial of four ways to choose; one stays. Each returns 0 iff a logit is NaN or infinite. */
-
-/* The k largest of `from` (ascending experts) into best[0..k), largest first. An expert moves ahead only of strictly
-   smaller ones, so ties go to the lowest index. */
-static void insert_best(const float* logits, const uint32_t* from, uint32_t count, uint32_t k, uint32_t* best) {
-  uint32_t filled = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t e = from[i];
-    if (filled == k && logits[e] <= logits[best[k - 1u]]) continue;
-    uint32_t at = filled < k ? filled++ : k - 1u;
-    for (; at > 0 && logits[best[at - 1u]] < logits[e]; --at)
-      best[at] = best[at - 1u];
-    best[at] = e;
-  }
-}
-
-int clb_select_insert(const float* logits, uint32_t experts, uint32_t k, uint32_t* best) {
-  for (uint32_t i = 0; i < experts; ++i) {
-    if (!isfinite(logits[i])) return 0;
-  }
-  uint32_t filled = 0;
-  for (uint32_t e = 0; e < experts; ++e) {
-    if (filled == k && logits[e] <= logits[best[k - 1u]]) continue;
-    uint32_t at = filled < k ? filled++ : k - 1u;
-    for (; at > 0 && logits[best[at - 1u]] < logits[e]; --at)
-      best[at] = best[at - 1u];
-    best[at] = e;
-  }
-  return 1;
-}
-
-/* Order of finite floats as order of integers; -0 and +0 are equal. Returns 0 iff one is not finite. */
-static int keys_of(const float* logits, uint32_t experts, int32_t* keys) {
-  uint32_t bad = 0;
-  for (uint32_t e = 0; e < experts; ++e) {
-    const float value = logits[e] + 0.0f;
-    int32_t bits;
-    (void)memcpy(&bits, &value, sizeof bits);
-    bad |= (bits & 0x7f800000) == 0x7f800000 ? 1u : 0u;
-    keys[e] = bits ^ (int32_t)((uint32_t)(bits >> 31) >> 1);
-  }
-  return bad == 0;
-}
-
-/* Rank selection by k rounds of the maximum, as a warp does it. */
-int clb_select_rounds(const float* logits, uint32_t experts, uint32_t k, uint32_t* best) {
-  int32_t keys[CLB_MAX_EXPERTS];
-  if (!keys_of(logits, experts, keys)) return 0;
-  for (uint32_t rank = 0; rank < k; ++rank) {
-    int32_t largest = INT32_MIN;
-    for (uint32_t e = 0; e < experts; ++e)
-      largest = keys[e] > largest ? keys[e] : largest;
-    uint32_t e = 0;
-    while (keys[e] != largest)
-      ++e;
-    best[rank] = e;
-    keys[e] = INT32_MIN;
-  }
-  return 1;
-}
-
-/* Rank selection by counting who comes before whom. */
-int clb_select_count(const float* logits, uint32_t experts, uint32_t k, uint32_t* best) {
-  int32_t keys[CLB_MAX_EXPERTS];
-  if (!keys_of(logits, experts, keys)) return 0;
-  for (uint32_t e = 0; e < experts; ++e) {
-    int32_t ahead = 0;
-    for (uint32_t other = 0; other < e; ++other)
-      ahead += keys[other] >= keys[e];
-    for (uint32_t other = e + 1u; other < experts; ++other)
-      ahead += keys[other] > keys[e];
-    if (ahead < (int32_t)k) best[ahead] = e;
-  }
-  return 1;
-}
-
-/* Radix selection: the keys' range is cut into 256 bins by its highest 8 bits, the bin of the k-th is found from the
-   top, and what lies in it or above is ordered by insertion. Two histograms, so that neighbours in one bin do not wait
-   for each other's store. */
-int clb_select_radix(const float* logits, uint32_t experts, uint32_t k, uint32_t* best) {
-  int32_t keys[CLB_MAX_EXPERTS];
-  uint32_t from[CLB_MAX_EXPERTS];
-  uint16_t bins[2][256];
-  if (!keys_of(logits, experts, keys)) return 0;
-  int32_t high = INT32_MIN;
-  int32_t low = INT32_MAX;
-  for (uint32_t e = 0; e < experts; ++e) {
-    high = keys[e] > high ? keys[e] : high;
-    low = keys[e] < low ? keys[e] : low;
-  }
-  const uint32_t span = (uint32_t)high - (uint32_t)low;
-  const uint32_t shift = span > 255u ? 24u - (uint32_t)__builtin_clz(span) : 0u;
-  (void)memset(bins, 0, sizeof bins);
-  for (uint32_t e = 0; e + 2u <= experts; e += 2u) {
-    ++bins[0][((uint32_t)keys[e] - (uint32_t)low) >> shift];
-    ++bins[1][((uint32_t)keys[e + 1u] - (uint32_t)low) >> shift];
-  }
-  if (experts % 2u != 0) ++bins[0][((uint32_t)keys[experts - 1u] - (uint32_t)low) >> shift];
-  uint32_t bin = span >> shift;
-  for (uint32_t above = 0;; --bin) {
-    above += (uint32_t)bins[0][bin] + bins[1][bin];
-    if (above >= k) break;
-  }
-  const int32_t floor = (int32_t)((bin << shift) + (uint32_t)low);
-  uint32_t count = 0;
-  for (uint32_t e = 0; e < experts; ++e) {
-    from[count] = e;
-    count += keys[e] >= floor ? 1u : 0u;
-  }
-  insert_best(logits, from, count, k, best);
-  return 1;
-}
-
 #define COLUMNS 16u /* in four vectors of four */
 _Static_assert(COLUMNS >= CLB_MAX_EXPERTS_PER_TOKEN, "the k-th largest column exists");
 
@@ -193,18 +80,30 @@ static float floor_of(const clb_columns* top, uint32_t k) {
   return low > high ? low : high;
 }
 
-/* A floor from column maxima first, so that insertion, whose branches nobody can predict, sees about 1.3 k experts. */
-int clb_select_columns(const float* logits, uint32_t experts, uint32_t k, uint32_t* best) {
+/* The k largest into best[0..k), largest first. Returns 0 iff a logit is NaN or infinite.
+   An expert moves ahead only of strictly smaller ones, and experts come in ascending order, so ties go to the lowest
+   index. No branch can be predicted there; the floor leaves about k + 3 experts to it, where without one all experts
+   were tested and k ln(experts / k) entered. */
+static int select_best(const float* logits, uint32_t experts, uint32_t k, uint32_t* best) {
   clb_columns top;
-  uint32_t from[CLB_MAX_EXPERTS];
+  uint32_t candidates[CLB_MAX_EXPERTS];
   if (!column_tops(logits, experts, &top)) return 0;
   const float floor = experts > 2u * COLUMNS ? floor_of(&top, k) : -FLT_MAX;
   uint32_t count = 0;
   for (uint32_t e = 0; e < experts; ++e) {
-    from[count] = e;
+    candidates[count] = e;
     count += logits[e] >= floor ? 1u : 0u;
   }
-  insert_best(logits, from, count, k, best);
+  uint32_t filled = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t e = candidates[i];
+    if (filled == k && logits[e] <= logits[best[k - 1u]]) continue;
+    uint32_t at = filled < k ? filled++ : k - 1u;
+    for (; at > 0 && logits[best[at - 1u]] < logits[e]; --at)
+      best[at] = best[at - 1u];
+    best[at] = e;
+  }
+  CLB_ASSERT(filled == k);
   return 1;
 }
 
@@ -218,6 +117,22 @@ static void raw_scores(const clb_layer_desc* layer, const float* logits, const u
   }
 }
 
+/* sum of clb_exact_exp(logit - largest) in index order. */
+static float sum_of_exponentials(const float* logits, uint32_t experts, float largest) {
+  float sum = 0.0f;
+  uint32_t e = 0;
+  for (; e + 4u <= experts; e += 4u) {
+    clb_float4 four;
+    (void)memcpy(&four, logits + e, sizeof four);
+    four = clb_float4_exp(four - largest);
+    for (uint32_t l = 0; l < 4u; ++l)
+      sum += four[l];
+  }
+  for (; e < experts; ++e)
+    sum += clb_exact_exp(logits[e] - largest);
+  return sum;
+}
+
 /* What the kept scores are divided by. */
 static float divisor(const clb_layer_desc* layer, const float* logits, float largest, const float* scores,
                      uint32_t kept) {
@@ -226,8 +141,7 @@ static float divisor(const clb_layer_desc* layer, const float* logits, float lar
     for (uint32_t rank = 0; rank < kept; ++rank)
       sum += scores[rank];
   } else if (layer->score == CLB_SCORE_SOFTMAX) {
-    for (uint32_t e = 0; e < layer->experts; ++e)
-      sum += clb_exact_exp(logits[e] - largest);
+    sum = sum_of_exponentials(logits, layer->experts, largest);
   } else {
     sum = 1.0f;
   }
@@ -247,7 +161,7 @@ static void select_token(const clb_routing_args* args, uint32_t token) {
   args->dropped[token] = 0;
   args->trimmed[token] = 0;
   args->status[token] = CLB_ERR_NOT_FINITE;
-  if (clb_select_insert(logits, layer->experts, k, indices)) {
+  if (select_best(logits, layer->experts, k, indices)) {
     float scores[CLB_MAX_EXPERTS_PER_TOKEN];
     raw_scores(layer, logits, indices, k, scores);
     kept = 1;

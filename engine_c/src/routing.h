@@ -51,13 +51,6 @@ typedef struct clb_routing_args {
   uint32_t reserved;
 } clb_routing_args;
 
-/* Trial: the k largest of `experts` logits, largest first, ties to the lowest index. 0 iff one is not finite. */
-int clb_select_insert(const float* logits, uint32_t experts, uint32_t k, uint32_t* best);
-int clb_select_rounds(const float* logits, uint32_t experts, uint32_t k, uint32_t* best);
-int clb_select_count(const float* logits, uint32_t experts, uint32_t k, uint32_t* best);
-int clb_select_radix(const float* logits, uint32_t experts, uint32_t k, uint32_t* best);
-int clb_select_columns(const float* logits, uint32_t experts, uint32_t k, uint32_t* best);
-
 /* Fills indices, weights, kept, trimmed, status and zeroes dropped. O(tokens * experts) expected. */
 void clb_routing_select(const clb_routing_args* args);
 

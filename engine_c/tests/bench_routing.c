@@ -13,30 +13,18 @@
 
 #define SET_TOKENS 2048u /* in all sets together, at least */
 
-typedef int select_fn(const float* logits, uint32_t experts, uint32_t k, uint32_t* best);
-
 typedef struct board {
   clb_routing_args args;
   clb_layer_desc layer;
   float* logits; /* (sets, tokens, experts) */
   uint32_t sets;
   uint32_t next;
-  select_fn* trial;
 } board;
 
 static const clb_routing_args* next_set(board* b) {
   b->next = b->next + 1u < b->sets ? b->next + 1u : 0;
   b->args.logits = b->logits + (size_t)b->next * b->args.tokens * b->layer.experts;
   return &b->args;
-}
-
-static void trial_run(void* context) {
-  board* b = context;
-  const clb_routing_args* args = next_set(b);
-  for (uint32_t t = 0; t < args->tokens; ++t) {
-    (void)b->trial(args->logits + (size_t)t * b->layer.experts, b->layer.experts, b->layer.experts_per_token,
-                   args->indices + (size_t)t * args->k_max);
-  }
 }
 
 static void select_run(void* context) { clb_routing_select(next_set(context)); }
@@ -89,22 +77,10 @@ static void close_board(board* b) {
 }
 
 static void bench_shape(uint32_t tokens, uint32_t experts, uint32_t k) {
-  static const struct {
-    const char* name;
-    select_fn* run;
-  } trials[] = {{"trial insert", clb_select_insert},
-                {"trial rounds", clb_select_rounds},
-                {"trial count", clb_select_count},
-                {"trial radix", clb_select_radix},
-                {"trial columns", clb_select_columns}};
   char shape[64];
   board b;
   open_board(&b, tokens, experts, k);
   (void)snprintf(shape, sizeof shape, "T=%u E=%u k=%u", tokens, experts, k);
-  for (size_t i = 0; i < sizeof trials / sizeof trials[0]; ++i) {
-    b.trial = trials[i].run;
-    clb_bench(trials[i].name, shape, trial_run, &b);
-  }
   clb_bench("routing_select", shape, select_run, &b);
   b.layer.renormalise = 0; /* softmax over all experts */
   clb_bench("routing_softmax", shape, select_run, &b);
