@@ -243,6 +243,33 @@ static void prompt_records_equal_generated_ones(void) {
   rig_close(r);
 }
 
+/* One request, with this window and these norms in the first layer. */
+static rig_output run_bent(uint32_t window, uint32_t qk_norm) {
+  const clb_request request = rig_request(80, 60, 20);
+  rig* const r = &main_rig;
+  rig_init(r, 1);
+  r->layers[0].window = window;
+  r->layers[0].qk_norm = qk_norm;
+  open_rig(r);
+  rig_run_alone(r, 0, &request, 80);
+  rig_close(r);
+  return r->outputs[0];
+}
+
+/* A window that is never reached changes no bit; one that is shorter by a token does, and so does each kind of norm. */
+static void windows_and_norms_act(void) {
+  const rig_output plain = run_bent(0, CLB_QK_NORM_NONE);
+  const rig_output never = run_bent(60 + 20 - 1, CLB_QK_NORM_NONE); /* the last token is generated, not read */
+  check_same(&never, &plain);
+  const rig_output others[] = {run_bent(60 + 20 - 2, CLB_QK_NORM_NONE), run_bent(0, CLB_QK_NORM_HEAD),
+                               run_bent(0, CLB_QK_NORM_ROW)};
+  CHECK(memcmp(others[0].records, plain.records, 19 * sizeof plain.records[0]) == 0);
+  CHECK(memcmp(&others[0].records[19], &plain.records[19], sizeof plain.records[0]) != 0);
+  CHECK(memcmp(others[1].records, plain.records, sizeof plain.records[0]) != 0);
+  CHECK(memcmp(others[2].records, plain.records, sizeof plain.records[0]) != 0);
+  CHECK(memcmp(others[2].records, others[1].records, sizeof plain.records[0]) != 0);
+}
+
 /* A token whose embedding is infinite fails the request that has it in its prompt, in prefill, and not its neighbour.
  */
 static void not_finite_values_fail_alone(void) {
@@ -282,6 +309,7 @@ int main(int argc, char** argv) {
   static const clb_test tests[] = {TEST(any_company_gives_the_same_bits),      TEST(prefill_may_be_cut_anywhere),
                                    TEST(short_prompts_share_one_prefill_step), TEST(prefill_is_first_come_first_served),
                                    TEST(prefix_runs_give_the_same_bits),       TEST(missing_prefix_run_fails),
-                                   TEST(prompt_records_equal_generated_ones),  TEST(not_finite_values_fail_alone)};
+                                   TEST(prompt_records_equal_generated_ones),  TEST(windows_and_norms_act),
+                                   TEST(not_finite_values_fail_alone)};
   return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }
