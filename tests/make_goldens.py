@@ -19,7 +19,8 @@ import transformers
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from random_checkpoints import CASES, Case, config_of, prompts_of, write_checkpoint  # noqa: E402
+from random_cases import CASES, Case, config_of, prompts_of  # noqa: E402
+from random_checkpoints import write_checkpoint  # noqa: E402
 
 OUT = Path(__file__).parent / "data" / "random"
 SMALLEST_GAP = 1e-4  # of router logits, between the last expert taken and the first one left out

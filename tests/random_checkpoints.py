@@ -10,196 +10,15 @@ import json
 import struct
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
+from random_cases import Case, config_of
 
 from colibrid.model import floats
 from colibrid.model.checkpoint import PRECISION_BY_DTYPE
-from colibrid.model.manifest import Precision
 
 if TYPE_CHECKING:
+    from colibrid.model.manifest import Precision
     from pathlib import Path
-
-DTYPE_NAMES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-PROMPT_LENGTHS = (23, 70)  # the second crosses a chunk border of 64
-
-
-class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One checkpoint. `config` overrides the family's base below."""
-
-    name: str
-    family: str  # "qwen2_moe" or "mixtral"
-    config: dict[str, Any]
-    precision: Precision = "fp32"
-    fused: bool = False  # experts.gate_up_proj and experts.down_proj
-    shards: int = 1
-    seed: int = 0
-
-
-_BASE: dict[str, dict[str, Any]] = {
-    "qwen2_moe": {
-        "architectures": ["Qwen2MoeForCausalLM"],
-        "model_type": "qwen2_moe",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 24,
-        "shared_expert_intermediate_size": 40,
-        "norm_topk_prob": False,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "qkv_bias": True,
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-6,
-    },
-    "mixtral": {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "sliding_window": None,
-        "rope_theta": 1000000.0,
-        "rms_norm_eps": 1e-5,
-    },
-}
-_COMMON = {
-    "vocab_size": 20,
-    "max_position_embeddings": 128,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": 19,
-}
-
-CASES: tuple[Case, ...] = (
-    Case(name="qwen-tied-gqa", family="qwen2_moe", seed=1, config={"tie_word_embeddings": True}),
-    Case(
-        name="qwen-64-experts-k8",
-        family="qwen2_moe",
-        seed=2,
-        precision="bf16",
-        fused=True,
-        shards=3,
-        config={"num_hidden_layers": 1, "num_experts": 64, "num_experts_per_tok": 8, "num_key_value_heads": 4},
-    ),
-    Case(
-        name="qwen-dense-first-renormalised",
-        family="qwen2_moe",
-        seed=3,
-        shards=2,
-        config={
-            "num_hidden_layers": 4,
-            "mlp_only_layers": [0],
-            "num_experts": 8,
-            "num_experts_per_tok": 3,
-            "norm_topk_prob": True,
-            "rope_theta": None,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
-        },
-    ),
-    Case(
-        name="qwen-every-second-no-shared-k1",
-        family="qwen2_moe",
-        seed=4,
-        fused=True,
-        config={
-            "num_hidden_layers": 3,
-            "decoder_sparse_step": 2,
-            "num_experts": 6,
-            "num_experts_per_tok": 1,
-            "shared_expert_intermediate_size": 0,
-            "qkv_bias": False,
-            "tie_word_embeddings": True,
-        },
-    ),
-    Case(
-        name="qwen-odd-sizes",
-        family="qwen2_moe",
-        seed=5,
-        precision="bf16",
-        config={
-            "num_hidden_layers": 4,
-            "hidden_size": 44,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 1,
-            "head_dim": 22,
-            "num_experts": 16,
-            "num_experts_per_tok": 5,
-            "moe_intermediate_size": 19,
-            "shared_expert_intermediate_size": 37,
-            "intermediate_size": 51,
-            "mlp_only_layers": [1, 3],
-            "vocab_size": 17,
-            "eos_token_id": 16,
-        },
-    ),
-    Case(name="qwen-fp16", family="qwen2_moe", seed=6, precision="fp16", config={"hidden_size": 64, "num_experts": 5}),
-    Case(
-        name="mixtral-gqa-sharded",
-        family="mixtral",
-        seed=7,
-        shards=2,
-        config={"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2},
-    ),
-    Case(
-        name="mixtral-k1-tied-fused",
-        family="mixtral",
-        seed=8,
-        precision="bf16",
-        fused=True,
-        config={
-            "num_hidden_layers": 1,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 1,
-            "num_key_value_heads": 1,
-            "tie_word_embeddings": True,
-            "rope_theta": None,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 20000.0},
-        },
-    ),
-    Case(
-        name="mixtral-deep-head-dim",
-        family="mixtral",
-        seed=9,
-        precision="bf16",
-        config={
-            "num_hidden_layers": 4,
-            "num_local_experts": 16,
-            "num_experts_per_tok": 4,
-            "num_key_value_heads": 4,
-            "head_dim": 24,
-        },
-    ),
-    Case(
-        name="mixtral-wide-vocabulary",
-        family="mixtral",
-        seed=10,
-        config={"num_hidden_layers": 1, "vocab_size": 300, "eos_token_id": 299},
-    ),
-)
-
-
-def config_of(case: Case) -> dict[str, Any]:
-    """config.json."""
-    merged = {**_COMMON, **_BASE[case.family], **case.config}
-    merged["torch_dtype"] = DTYPE_NAMES[case.precision]
-    return {key: value for key, value in merged.items() if value is not None or key == "bos_token_id"}
-
-
-def prompts_of(case: Case) -> list[list[int]]:
-    """Token ids of the prompts that the golden file answers."""
-    vocabulary = config_of(case)["vocab_size"]
-    raw = np.random.PCG64(1000 + case.seed)
-    return [[int(value % vocabulary) for value in raw.random_raw(length)] for length in PROMPT_LENGTHS]
 
 
 def write_checkpoint(case: Case, folder: Path) -> Path:
@@ -272,29 +91,43 @@ class _Maker:
     def _matrix(self, name: str, shape: tuple[int, ...], scale: float | None = None) -> None:
         self.tensors[name] = self._uniform(shape, scale or 2.0 / shape[-1] ** 0.5)
 
-    def _norm(self, name: str) -> None:
-        self.tensors[name] = np.float32(1.0) + self._uniform((self._config["hidden_size"],), 0.5)
+    def _norm(self, name: str, width: int | None = None) -> None:
+        self.tensors[name] = np.float32(1.0) + self._uniform((width or self._config["hidden_size"],), 0.5)
 
     def _layer(self, layer: int) -> None:
         config, prefix = self._config, f"model.layers.{layer}."
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
-        dim = config.get("head_dim", hidden // heads)
         self._norm(f"{prefix}input_layernorm.weight")
         self._norm(f"{prefix}post_attention_layernorm.weight")
-        for name, count in (("q", heads), ("k", config["num_key_value_heads"]), ("v", config["num_key_value_heads"])):
-            self._matrix(f"{prefix}self_attn.{name}_proj.weight", (count * dim, hidden))
-            if config.get("qkv_bias"):
-                self._matrix(f"{prefix}self_attn.{name}_proj.bias", (count * dim,), 0.25)
-        self._matrix(f"{prefix}self_attn.o_proj.weight", (hidden, heads * dim))
+        self._attention(f"{prefix}self_attn.")
+        names = ("gate_proj", "up_proj", "down_proj")
         if self._case.family == "mixtral":
             self._moe(prefix, "block_sparse_moe", ("w1", "w3", "w2"), config["num_local_experts"])
-        elif layer in config["mlp_only_layers"] or (layer + 1) % config["decoder_sparse_step"]:
-            self._ffn(f"{prefix}mlp.", ("gate_proj", "up_proj", "down_proj"), config["intermediate_size"])
+        elif layer in config.get("mlp_only_layers", ()) or (layer + 1) % config.get("decoder_sparse_step", 1):
+            self._ffn(f"{prefix}mlp.", names, config["intermediate_size"])
         else:
-            self._moe(prefix, "mlp", ("gate_proj", "up_proj", "down_proj"), config["num_experts"])
-            names = ("gate_proj", "up_proj", "down_proj")
-            self._ffn(f"{prefix}mlp.shared_expert.", names, config["shared_expert_intermediate_size"])
-            self._matrix(f"{prefix}mlp.shared_expert_gate.weight", (1, hidden))
+            self._moe(prefix, "mlp", names, config["num_experts"])
+            if self._case.family == "qwen2_moe":
+                self._ffn(f"{prefix}mlp.shared_expert.", names, config["shared_expert_intermediate_size"])
+                self._matrix(f"{prefix}mlp.shared_expert_gate.weight", (1, config["hidden_size"]))
+
+    def _attention(self, prefix: str) -> None:
+        config = self._config
+        hidden, heads, kv_heads = (
+            config[field] for field in ("hidden_size", "num_attention_heads", "num_key_value_heads")
+        )
+        dim = config.get("head_dim", hidden // heads)
+        bias = config.get("qkv_bias") or config.get("attention_bias")
+        for name, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            self._matrix(f"{prefix}{name}_proj.weight", (count * dim, hidden))
+            if bias:
+                self._matrix(f"{prefix}{name}_proj.bias", (count * dim,), 0.25)
+        self._matrix(f"{prefix}o_proj.weight", (hidden, heads * dim))
+        if config.get("attention_bias"):
+            self._matrix(f"{prefix}o_proj.bias", (hidden,), 0.25)
+        if self._case.family in ("qwen3_moe", "olmoe"):
+            per_head = self._case.family == "qwen3_moe"
+            self._norm(f"{prefix}q_norm.weight", dim if per_head else heads * dim)
+            self._norm(f"{prefix}k_norm.weight", dim if per_head else kv_heads * dim)
 
     def _moe(self, prefix: str, block: str, names: tuple[str, str, str], experts: int) -> None:
         config = self._config

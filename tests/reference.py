@@ -3,7 +3,7 @@
     python tests/reference.py PACK 1,2,3        prints the shape, mean and first values of every buffer
 
 Buffers of one prompt of T tokens, per layer L (all (T, ...) unless said):
-    L.input  L.attn_norm  L.q (T, heads, head_dim, after RoPE)  L.k  L.v  L.attention  L.after_attention
+    L.input  L.attn_norm  L.q (T, heads, head_dim, after norm and RoPE)  L.k  L.v  L.attention  L.after_attention
     L.ffn_norm  L.router_logits (T, experts)  L.experts (T, k, best first)  L.weights (T, k)  L.routed  L.shared
     L.output; and final_norm, logits (T, vocab)
 """
@@ -49,7 +49,7 @@ class Reference:
         x = self.weight("embedding")[np.array(ids)]
         for index, layer in enumerate(self.manifest.layers):
             mine = {"input": x}
-            x = x + self._attention(index, x, mine)
+            x = x + self._attention(index, layer, x, mine)
             mine["after_attention"] = x
             x = x + self._ffn(index, layer, x, mine)
             mine["output"] = x
@@ -65,10 +65,11 @@ class Reference:
         return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
     def _norm(self, x: Array, role: str, layer: int | None) -> Array:
-        scale = 1.0 / np.sqrt((x * x).mean(axis=1, keepdims=True) + self.manifest.hyperparameters.rms_norm_eps)
+        """Over the last axis."""
+        scale = 1.0 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self.manifest.hyperparameters.rms_norm_eps)
         return x * scale * self.weight(role, layer)
 
-    def _attention(self, index: int, x: Array, buffers: dict[str, Array]) -> Array:
+    def _attention(self, index: int, layer: Layer, x: Array, buffers: dict[str, Array]) -> Array:
         hyper = self.manifest.hyperparameters
         count, heads, kv, dim = len(x), hyper.heads, hyper.kv_heads, hyper.head_dim
         normed = self._norm(x, "attn_norm", index)
@@ -76,15 +77,24 @@ class Reference:
         if hyper.qkv_bias:
             qkv = qkv + self.weight("qkv_bias", index)
         q, k, v = np.split(qkv.reshape(count, heads + 2 * kv, dim), [heads, heads + kv], axis=1)
-        q, k = self._rope(q), self._rope(k)
+        q, k = (self._rope(self._norm_heads(part, role, index)) for part, role in ((q, "q_norm"), (k, "k_norm")))
         keys, values = (np.repeat(part, heads // kv, axis=1) for part in (k, v))
         scores = np.einsum("ihd,jhd->hij", q, keys) * hyper.attention_scale
-        scores[:, np.triu_indices(count, 1)[0], np.triu_indices(count, 1)[1]] = -np.inf
+        back = np.arange(count)[:, None] - np.arange(count)  # how far position j lies before position i
+        scores[:, (back < 0) | (back >= (layer.window or count))] = -np.inf
         probabilities = np.exp(scores - scores.max(axis=2, keepdims=True))
         probabilities /= probabilities.sum(axis=2, keepdims=True)
         mixed = np.einsum("hij,jhd->ihd", probabilities, values).reshape(count, heads * dim)
         buffers.update({"attn_norm": normed, "q": q, "k": k, "v": v, "attention": mixed})
-        return mixed @ self.weight("out", index).T
+        return mixed @ self.weight("out", index).T + (self.weight("out_bias", index) if hyper.out_bias else 0.0)
+
+    def _norm_heads(self, x: Array, role: str, layer: int) -> Array:
+        """x (T, heads, head_dim): each head by itself, all of a token together, or nothing."""
+        kind = self.manifest.hyperparameters.qk_norm
+        if kind == "none":
+            return x
+        rows = x if kind == "head" else x.reshape(len(x), -1)
+        return self._norm(rows, role, layer).reshape(x.shape)
 
     def _rope(self, x: Array) -> Array:
         hyper = self.manifest.hyperparameters

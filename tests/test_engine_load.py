@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from in_process import InProcessEngine, ask, crc32c
-from random_checkpoints import CASES, Case, prompts_of, write_checkpoint
+from random_cases import CASES, Case, prompts_of
+from random_checkpoints import write_checkpoint
 
 from colibrid.errors import ModelError
 from colibrid.model.convert import convert

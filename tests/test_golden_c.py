@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from in_process import Answer, InProcessEngine, ask, crc32c, is_first
-from random_checkpoints import CASES, Case, config_of, prompts_of, write_checkpoint
+from random_cases import CASES, Case, config_of, prompts_of
+from random_checkpoints import write_checkpoint
 
 from colibrid.engine.spec import TierSpec
 from colibrid.model.cache import BUNDLED_MODEL

@@ -17,7 +17,8 @@ from colibrid.errors import ModelError
 from colibrid.model import floats, layout
 from colibrid.model.checkpoint import TEXT_FILES, Checkpoint, TensorInfo, text_files
 from colibrid.model.families import Family, family_of
-from colibrid.model.families.base import Config, Description, Recipe, Source, ignorable, recipe
+from colibrid.model.families.base import Description, Recipe, Source, ignorable, recipe
+from colibrid.model.families.config import Config
 from colibrid.model.fingerprint import Dtype, fingerprint
 from colibrid.model.manifest import PACK_VERSION, Manifest, PackFile, Precision, Section
 from colibrid.model.pack_writer import Crc32c, PackExistsError, PackWriter, open_writer

@@ -11,7 +11,7 @@ from colibrid import __version__
 from colibrid.model import layout
 from colibrid.model.checkpoint import TEXT_FILES, read_json, text_files
 from colibrid.model.families import family_of
-from colibrid.model.families.base import Config
+from colibrid.model.families.config import Config
 from colibrid.model.fingerprint import Dtype, fingerprint
 from colibrid.model.manifest import PACK_VERSION, Manifest, Precision
 from colibrid.model.pack_writer import open_writer

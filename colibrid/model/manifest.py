@@ -13,6 +13,7 @@ from msgspec import Meta
 PACK_VERSION = 1
 Precision = Literal["fp32", "fp16", "bf16"]
 Layout = Literal["flat"]
+QkNorm = Literal["none", "head", "row"]
 Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Size = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Role = Literal[
@@ -78,7 +79,7 @@ class Hyperparameters(_Value, frozen=True, kw_only=True):
     tied_head: bool
     qkv_bias: bool
     out_bias: bool = False
-    qk_norm: Literal["none", "head", "row"] = "none"  # RMSNorm of q and k before RoPE: per head, or over all heads
+    qk_norm: QkNorm = "none"  # RMSNorm of q and k before RoPE: per head, or over all heads
     rope_inv_freq: tuple[float, ...]  # head_dim / 2 values, radians per position
     rope_scale: float = 1.0
     attention_scale: float  # usually head_dim ** -0.5

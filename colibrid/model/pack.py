@@ -22,7 +22,7 @@ import msgspec
 from colibrid.errors import ModelError
 from colibrid.model import layout
 from colibrid.model.checkpoint import read_bounded
-from colibrid.model.families.base import inverse_frequencies
+from colibrid.model.families.rope import inverse_frequencies
 from colibrid.model.manifest import PACK_VERSION, Hyperparameters, Layer, Manifest, PackFile, Precision
 from colibrid.model.pack_check import check_manifest
 from colibrid.model.pack_writer import MANIFEST_FILE

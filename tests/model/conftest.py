@@ -7,7 +7,8 @@ import zlib
 from typing import TYPE_CHECKING
 
 import pytest
-from random_checkpoints import CASES, Case, write_checkpoint
+from random_cases import CASES, Case
+from random_checkpoints import write_checkpoint
 
 from colibrid.model.convert import convert
 

@@ -10,16 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_checkpoints import (
-    CASES,
-    Case,
-    config_of,
-    prompts_of,
-    tensors_of,
-    write_checkpoint,
-    write_safetensors,
-    write_tensors,
-)
+from random_cases import CASES, Case, config_of, prompts_of
+from random_checkpoints import tensors_of, write_checkpoint, write_safetensors, write_tensors
 from reference import Reference
 
 from colibrid.errors import ModelError

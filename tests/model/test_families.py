@@ -1,16 +1,22 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from random_checkpoints import CASES, config_of
+from random_cases import CASES, config_of
 
 from colibrid.errors import ModelError
 from colibrid.model.families import FAMILIES, family_of
-from colibrid.model.families.base import Config, Description, inverse_frequencies
+from colibrid.model.families.config import Config
+from colibrid.model.families.rope import inverse_frequencies
+
+if TYPE_CHECKING:
+    from colibrid.model.families.base import Description
 
 QWEN = config_of(next(case for case in CASES if case.family == "qwen2_moe"))
 MIXTRAL = config_of(next(case for case in CASES if case.family == "mixtral"))
+QWEN3 = config_of(next(case for case in CASES if case.family == "qwen3_moe"))
+OLMOE = config_of(next(case for case in CASES if case.family == "olmoe"))
 
 
 def _read(base: dict[str, Any], **changes: Any) -> Description:
@@ -68,14 +74,26 @@ def test_rope_base_is_read_from_both_places() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "RoPE scaling 'yarn'"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "RoPE scaling 'linear'"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "RoPE scaling 'llama3'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling asks for RoPE scaling 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 4.0}}, "rope_parameters asks for .* 'longrope'"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, "rope_scaling.factor is 0.5"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0}}, "high_freq_factor is miss"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 2, "high_freq_factor": 2}},
+            "high_freq_factor is 2, expected more than",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": 1}}, "rope_scaling.truncate is 1"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "rope_theta": 1.0}}, "rope_scaling.rope_theta is 1"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 0}}, "attention_factor is 0"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "differs by kind of layer"),
         ({"rope_scaling": "yarn"}, "expected an object"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"use_sliding_window": True, "sliding_window": 64}, "sliding_window 64 is in use"),
-        ({"use_sliding_window": True, "layer_types": ["sliding_attention"] * 2}, "layer_types"),
+        ({"use_sliding_window": True}, "sliding_window is missing"),
+        ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window is 0"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "use_sliding_window is false"),
+        ({"layer_types": ["chunked_attention"] * 2}, "layer_types is .*expected 2 of"),
+        ({"layer_types": ["full_attention"]}, "layer_types is .*expected 2 of"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"num_attention_heads": 5, "num_key_value_heads": 2}, "not a multiple"),
         ({"head_dim": 7}, "head_dim is 7"),
@@ -101,9 +119,62 @@ def test_what_cannot_be_done_is_refused_by_name(changes: dict[str, Any], message
         _read(QWEN, **changes)
 
 
-def test_a_window_that_is_never_reached_is_accepted() -> None:
-    """A window as long as the context, or switched off, changes nothing and is no reason to refuse."""
-    assert _read(QWEN, use_sliding_window=False, sliding_window=4).layers[0].window == 0
-    assert _read(MIXTRAL, sliding_window=128).layers[0].window == 0
-    with pytest.raises(ModelError, match="sliding_window 127"):
-        _read(MIXTRAL, sliding_window=127)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ({"sliding_window": 64}, "sliding_window is 64, this family has no windows"),
+        ({"attention_bias": 1}, "attention_bias is 1"),
+    ],
+)
+def test_what_olmoe_cannot_do_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    """Clipped projections and windows are no part of what is computed."""
+    with pytest.raises(ModelError, match=message):
+        _read(OLMOE, **changes)
+
+
+def test_a_window_that_is_never_reached_is_none() -> None:
+    """A window as long as the context, or switched off, changes nothing."""
+    assert _windows(QWEN, use_sliding_window=False, sliding_window=4) == [0, 0]
+    assert _windows(MIXTRAL, sliding_window=128) == [0, 0]
+    assert _windows(MIXTRAL, sliding_window=127) == [127, 127]
+    assert _windows(OLMOE, sliding_window=4096) == [0]
+
+
+def test_qwen2_windows_follow_layer_types_or_max_window_layers() -> None:
+    """Listed layers, or every second one below the bound, dense or not."""
+    window = {"use_sliding_window": True, "sliding_window": 9, "num_hidden_layers": 4, "mlp_only_layers": [2]}
+    assert _windows(QWEN, **window) == [9, 0, 9, 0]
+    assert _windows(QWEN, **window, max_window_layers=2) == [9, 0, 0, 0]
+    kinds = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    assert _windows(QWEN, **window, layer_types=kinds) == [0, 9, 0, 9]
+
+
+def test_qwen3_windows_are_of_all_layers_or_none() -> None:
+    """max_window_layers says nothing in this family; layer_types that ask for a mixture are refused."""
+    assert _windows(QWEN3, sliding_window=9, max_window_layers=1) == [0, 0]
+    assert _windows(QWEN3, use_sliding_window=True, sliding_window=9, max_window_layers=1) == [9, 9]
+    with pytest.raises(ModelError, match="layer_types is .*only 'sliding_attention' fits"):
+        _read(QWEN3, use_sliding_window=True, sliding_window=9, layer_types=["sliding_attention", "full_attention"])
+
+
+def test_norms_of_q_and_k_and_biases_belong_to_their_families() -> None:
+    """Qwen3 norms each head, OLMoE all of q and all of k; attention_bias is of all four projections."""
+    for base, qk_norm in ((QWEN, "none"), (MIXTRAL, "none"), (QWEN3, "head"), (OLMOE, "row")):
+        hyper = _read(base).hyperparameters
+        assert (hyper.qk_norm, hyper.qkv_bias, hyper.out_bias) == (qk_norm, base is QWEN, False)
+    for base in (QWEN3, OLMOE):
+        hyper = _read(base, attention_bias=True).hyperparameters
+        assert (hyper.qkv_bias, hyper.out_bias) == (True, True)
+
+
+@pytest.mark.parametrize("base", [MIXTRAL, QWEN, QWEN3, OLMOE], ids=lambda base: base["model_type"])
+def test_the_number_of_experts_may_have_either_name(base: dict[str, Any]) -> None:
+    """`num_experts` and `num_local_experts` are one field."""
+    plain = {key: value for key, value in base.items() if key not in ("num_experts", "num_local_experts")}
+    for name in ("num_experts", "num_local_experts"):
+        assert _read({**plain, name: 11}).layers[0].experts == 11
+
+
+def _windows(base: dict[str, Any], **changes: Any) -> list[int]:
+    return [layer.window for layer in _read(base, **changes).layers]

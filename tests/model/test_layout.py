@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from random_checkpoints import CASES, config_of
+from random_cases import CASES, config_of
 
 from colibrid.model import layout
 from colibrid.model.families import family_of
-from colibrid.model.families.base import Config
+from colibrid.model.families.config import Config
 
 
 def _planned(index: int) -> tuple[layout.PackFile, ...]:
@@ -32,6 +32,16 @@ def test_small_tensors_are_fp32() -> None:
         *((role, "fp32") for role in ("final_norm", "attn_norm", "qkv_bias", "ffn_norm", "router", "shared_gate")),
         *((role, "bf16") for role in ("embedding", "qkv", "out", "gate", "up", "down")),
     }
+
+
+def test_norms_of_q_and_k_and_biases_have_the_width_of_what_they_act_on() -> None:
+    """Per head in Qwen3-MoE, of all heads in OLMoE; fp32 in a bf16 pack."""
+    for name, q, k, width in (("qwen3-dense-second-biases", 16, 16, 32), ("olmoe-gqa-biases", 64, 32, 64)):
+        index = next(index for index, case in enumerate(CASES) if case.name == name)
+        wanted = {("q_norm", (1, q), "fp32"), ("k_norm", (1, k), "fp32"), ("out_bias", (1, width), "fp32")}
+        for layer in range(3):
+            of_layer = [section for section in _planned(index)[0].sections if section.layer == layer]
+            assert wanted <= {(section.role, section.shape, section.precision) for section in of_layer}
 
 
 def test_an_expert_is_gate_up_down_transposed() -> None:

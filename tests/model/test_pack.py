@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from random_checkpoints import CASES, write_checkpoint
+from random_cases import CASES
+from random_checkpoints import write_checkpoint
 from reference import Reference
 
 from colibrid.errors import ModelError

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from colibrid.errors import ModelError
-from colibrid.model.families import mixtral, qwen2_moe
+from colibrid.model.families import mixtral, olmoe, qwen2_moe, qwen3_moe
 from colibrid.model.families.base import Family
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FAMILIES: tuple[Family, ...] = (mixtral.FAMILY, qwen2_moe.FAMILY)
+FAMILIES: tuple[Family, ...] = (mixtral.FAMILY, olmoe.FAMILY, qwen2_moe.FAMILY, qwen3_moe.FAMILY)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

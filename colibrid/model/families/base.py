@@ -1,20 +1,20 @@
 """What a family is: a reader of config.json and a table of tensor names. Pure.
 
 A family maps names and configuration onto existing operations. It adds no code to the engine: what the
-operations cannot do (a window, a scaling rule, another activation) is refused here by name.
+operations cannot do (another activation, a clipped projection) is refused here by name.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from colibrid.errors import ModelError
+from colibrid.model.families.config import Config
+from colibrid.model.families.rope import read_rope
 from colibrid.model.layout import Tensor, expert_file_name
-from colibrid.model.manifest import Hyperparameters, Layer
+from colibrid.model.manifest import Hyperparameters, Layer, QkNorm, Role
 
 MAX_LAYERS = 256
 MAX_EXPERTS = 512
@@ -22,6 +22,12 @@ MAX_EXPERTS_PER_TOKEN = 16
 MAX_VOCAB = 1 << 20
 MAX_POSITIONS = 1 << 20
 MAX_WIDTH = 1 << 20
+_ATTENTION_VECTORS: dict[Role, str] = {
+    "out_bias": "o_proj.bias",
+    "q_norm": "q_norm.weight",
+    "k_norm": "k_norm.weight",
+}
+_ATTENTION_ROLES = ("qkv", "qkv_bias", "out", *_ATTENTION_VECTORS)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -66,52 +72,16 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     names: Names
 
 
-class Config:
-    """config.json with errors that name the field. Values of a wrong type or outside their bounds raise ModelError."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = values
-
-    def raw(self, field: str) -> Any:
-        """The value as JSON has it, None where it is absent."""
-        return self._values.get(field)
-
-    def integer(self, field: str, low: int, high: int, default: int | None = None) -> int:
-        value = self._or_default(field, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ModelError(f"config.json: {field} is {value!r}, expected an integer from {low} to {high}")
-        return value
-
-    def number(self, field: str, low: float, high: float, default: float | None = None) -> float:
-        value = self._or_default(field, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise ModelError(f"config.json: {field} is {value!r}, expected a number from {low:g} to {high:g}")
-        return float(value)
-
-    def flag(self, field: str, *, default: bool) -> bool:
-        value = self._or_default(field, default)
-        if not isinstance(value, bool):
-            raise ModelError(f"config.json: {field} is {value!r}, expected true or false")
-        return value
-
-    def integers(self, field: str) -> tuple[int, ...]:
-        """A list of integers, empty where it is absent."""
-        value = self._values.get(field) or []
-        if not isinstance(value, list) or any(isinstance(v, bool) or not isinstance(v, int) for v in value):
-            raise ModelError(f"config.json: {field} is {value!r}, expected a list of integers")
-        return tuple(value)
-
-    def _or_default(self, field: str, default: object) -> Any:
-        value = self._values.get(field)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelError(f"config.json: {field} is missing")
-        return value
-
-
-def read_hyperparameters(config: Config, *, qkv_bias: bool, rope_theta: float, rms_norm_eps: float) -> Hyperparameters:
-    """The fields that Llama-like decoders share; the last two are the family's defaults."""
+def read_hyperparameters(
+    config: Config,
+    *,
+    rope_theta: float,
+    rms_norm_eps: float,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    qk_norm: QkNorm = "none",
+) -> Hyperparameters:
+    """The fields that Llama-like decoders share; rope_theta and rms_norm_eps are the family's defaults."""
     act = config.raw("hidden_act") or "silu"
     if act != "silu":
         raise ModelError(f"config.json: hidden_act is {act!r}, only 'silu' is supported")
@@ -125,69 +95,60 @@ def read_hyperparameters(config: Config, *, qkv_bias: bool, rope_theta: float, r
     head_dim = config.integer("head_dim", 2, 256, hidden // heads)
     if head_dim % 2:
         raise ModelError(f"config.json: head_dim is {head_dim}, expected an even number")
-    theta = rope_base(config, rope_theta)
+    max_positions = config.integer("max_position_embeddings", 1, MAX_POSITIONS)
+    rope = read_rope(config, head_dim, rope_theta, max_positions)
     return Hyperparameters(
         vocab_size=config.integer("vocab_size", 1, MAX_VOCAB),
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        max_positions=config.integer("max_position_embeddings", 1, MAX_POSITIONS),
+        max_positions=max_positions,
         rms_norm_eps=config.number("rms_norm_eps", 1e-12, 1.0, rms_norm_eps),
         tied_head=config.flag("tie_word_embeddings", default=False),
         qkv_bias=qkv_bias,
-        rope_inv_freq=inverse_frequencies(theta, head_dim),
+        out_bias=out_bias,
+        qk_norm=qk_norm,
+        rope_inv_freq=rope.inv_freq,
+        rope_scale=rope.scale,
         attention_scale=head_dim**-0.5,
     )
 
 
-def inverse_frequencies(theta: float, head_dim: int) -> tuple[float, ...]:
-    """Default RoPE: radians per position of each pair of a head."""
-    return tuple(theta ** (-2.0 * i / head_dim) for i in range(head_dim // 2))
+def sliding_window(config: Config) -> int:
+    """The positions that a token of a windowed layer sees; 0: all, because the window is as long as the context."""
+    window = config.integer("sliding_window", 1, (1 << 31) - 1)
+    return window if window < config.integer("max_position_embeddings", 1, MAX_POSITIONS) else 0
 
 
-def rope_base(config: Config, default: float) -> float:
-    """The base of default RoPE from `rope_parameters` (newer checkpoints) or `rope_theta`."""
-    parameters: dict[str, Any] = {}
-    for field in ("rope_scaling", "rope_parameters"):
-        value = config.raw(field)
-        if value is None:
-            continue
-        if not isinstance(value, dict):
-            raise ModelError(f"config.json: {field} is {value!r}, expected an object")
-        if any(isinstance(inner, dict) for inner in value.values()):
-            raise ModelError(f"config.json: {field} differs by kind of layer, which is not supported")
-        kind = value.get("rope_type", value.get("type", "default"))
-        if kind != "default":
-            raise ModelError(f"config.json: {field} asks for RoPE scaling {kind!r}, only 'default' is supported")
-        parameters.update(value)
-    for source in (parameters, {"partial_rotary_factor": config.raw("partial_rotary_factor")}):
-        if source.get("partial_rotary_factor") not in (None, 1, 1.0):
-            raise ModelError("config.json: partial_rotary_factor other than 1 is not supported")
-    if parameters.get("rope_theta") is not None:
-        return Config(parameters).number("rope_theta", 1.0, 1e12)
-    theta = config.number("rope_theta", 1.0, 1e12, default)
-    if not math.isfinite(theta):
-        raise ModelError(f"config.json: rope_theta is {theta}, expected a finite number")
-    return theta
+def expert_count(config: Config, low: int = 1) -> int:
+    """Routed experts of a layer: the same field under the two names that checkpoints use."""
+    return config.integer(config.first("num_experts", "num_local_experts"), low, MAX_EXPERTS)
 
 
-def refuse_window(config: Config, *, used: bool) -> None:
-    """Sliding windows are refused where they would change an output."""
-    window = config.raw("sliding_window")
-    if used and isinstance(window, int) and 0 < window < config.integer("max_position_embeddings", 1, MAX_POSITIONS):
-        raise ModelError(f"config.json: sliding_window {window} is in use, sliding windows are not supported")
-    kinds = config.raw("layer_types")
-    if used and isinstance(kinds, list) and any(kind != "full_attention" for kind in kinds):
-        raise ModelError("config.json: layer_types asks for other than 'full_attention', which is not supported")
+def is_dense(config: Config, index: int, count: int) -> bool:
+    """Whether mlp_only_layers, decoder_sparse_step or the lack of experts make layer `index` of `count` dense."""
+    dense = config.integers("mlp_only_layers")
+    if any(not 0 <= layer < count for layer in dense):
+        raise config.error("mlp_only_layers", f"{list(dense)} names a layer outside 0 to {count - 1}")
+    step = config.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
+    return index in dense or expert_count(config, low=0) == 0 or (index + 1) % step > 0
 
 
 def moe_layer(
-    config: Config, index: int, *, experts: int, width: int, renormalise: bool, shared_width: int = 0
+    config: Config,
+    index: int,
+    *,
+    experts: int,
+    width: int,
+    renormalise: bool,
+    shared_width: int = 0,
+    window: int = 0,
 ) -> Layer:
     """A layer of routed experts, with the checkpoint's own k, and a gated shared expert if it has a width."""
     return Layer(
         ffn="moe",
+        window=window,
         experts=experts,
         experts_per_token=config.integer("num_experts_per_tok", 1, min(experts, MAX_EXPERTS_PER_TOKEN)),
         expert_width=width,
@@ -210,7 +171,7 @@ def recipe(
     if tensor.role in ("attn_norm", "ffn_norm"):
         norm = "input_layernorm" if tensor.role == "attn_norm" else "post_attention_layernorm"
         return Recipe((Source(f"{prefix}{norm}.weight", (d,)),))
-    if tensor.role in ("qkv", "qkv_bias", "out"):
+    if tensor.role in _ATTENTION_ROLES:
         return _attention(hyper, tensor, f"{prefix}self_attn.")
     return _ffn(names, d, layers[tensor.layer], tensor, prefix, present)
 
@@ -219,6 +180,8 @@ def _attention(hyper: Hyperparameters, tensor: Tensor, prefix: str) -> Recipe:
     q, kv = hyper.heads * hyper.head_dim, hyper.kv_heads * hyper.head_dim
     if tensor.role == "out":
         return Recipe((Source(f"{prefix}o_proj.weight", tensor.shape),))
+    if tensor.role in _ATTENTION_VECTORS:
+        return Recipe((Source(f"{prefix}{_ATTENTION_VECTORS[tensor.role]}", tensor.shape[1:]),))
     parts = (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
     if tensor.role == "qkv":
         return Recipe(tuple(Source(f"{prefix}{name}.weight", (rows, hyper.hidden)) for name, rows in parts))

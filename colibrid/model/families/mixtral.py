@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from colibrid.model.families.base import (
-    MAX_EXPERTS,
     MAX_LAYERS,
     MAX_WIDTH,
-    Config,
     Description,
     Family,
     Names,
+    expert_count,
     moe_layer,
     read_hyperparameters,
-    refuse_window,
+    sliding_window,
 )
+
+if TYPE_CHECKING:
+    from colibrid.model.families.config import Config
 
 
 def read(config: Config) -> Description:
-    refuse_window(config, used=True)
-    hyper = read_hyperparameters(config, qkv_bias=False, rope_theta=1_000_000.0, rms_norm_eps=1e-5)
-    experts = config.integer("num_local_experts", 1, MAX_EXPERTS)
+    hyper = read_hyperparameters(config, rope_theta=1_000_000.0, rms_norm_eps=1e-5)
+    experts = expert_count(config)
     width = config.integer("intermediate_size", 1, MAX_WIDTH)
     count = config.integer("num_hidden_layers", 1, MAX_LAYERS)
+    window = 0 if config.raw("sliding_window") is None else sliding_window(config)
     return Description(
         hyper,
-        tuple(moe_layer(config, index, experts=experts, width=width, renormalise=True) for index in range(count)),
+        tuple(
+            moe_layer(config, index, experts=experts, width=width, renormalise=True, window=window)
+            for index in range(count)
+        ),
     )
 
 
