@@ -88,8 +88,14 @@ typedef struct clb_error {
 
 typedef enum clb_precision { CLB_FP32 = 0, CLB_FP16 = 1, CLB_BF16 = 2 } clb_precision;
 
-/* flat: row-major. gate and up are (width, hidden); down is transposed: (width, hidden). */
-typedef enum clb_layout { CLB_LAYOUT_FLAT = 0 } clb_layout;
+/* How the elements of a section lie in a file. In memory every matrix of the CPU is rows16; vectors stay flat.
+   flat: row-major; down is transposed: (width, hidden). The form to exchange packs in, repacked while loading.
+   rows16: rows are padded with zeros to a multiple of 16; element (r, c) of a (rows, cols) matrix lies at
+           ((r / 16) * cols + c) * 16 + r % 16, so 16 rows of one column are one vector:
+             tile 0:  (0,0) (1,0) .. (15,0) | (0,1) (1,1) .. (15,1) | ...    tile 1:  (16,0) (17,0) .. | ... */
+typedef enum clb_layout { CLB_LAYOUT_FLAT = 0, CLB_LAYOUT_ROWS16 = 1 } clb_layout;
+
+#define CLB_TILE_ROWS 16u /* rows of one tile of rows16 */
 
 typedef enum clb_ffn_kind { CLB_FFN_DENSE = 0, CLB_FFN_MOE = 1 } clb_ffn_kind;
 typedef enum clb_kv_kind { CLB_KV_FULL = 0 } clb_kv_kind;
@@ -135,7 +141,7 @@ typedef enum clb_role {
   CLB_ROLE_K_NORM = 12,     /* fp32; clb_qk_norm HEAD: (1, head_dim), ROW: (1, kv) */
   CLB_ROLE_GATE = 13,       /* (w, d); expert >= 0: routed expert; expert == -1: shared expert or dense FFN */
   CLB_ROLE_UP = 14,         /* (w, d) */
-  CLB_ROLE_DOWN = 15        /* flat: transposed, (w, d) */
+  CLB_ROLE_DOWN = 15        /* (d, w); flat: transposed, (w, d) */
 } clb_role;
 
 typedef struct clb_section_desc {
@@ -501,14 +507,25 @@ CLB_API uint32_t clb_crc32c(uint32_t crc, const void* data, size_t bytes);
 
 /* ---------------------------------------------------------- kernel modules */
 
-/* Output rows [row_begin, row_end) of: output[i][r] = sum_c weights[r][c] * input[i][c] (+ bias[r]).
-   The order of additions of one output depends on nothing but cols. */
+/*
+ * Matrices are rows16. Row ranges begin at a multiple of CLB_TILE_ROWS, and end at one or at the last row; work may be
+ * cut at these borders among threads. Ranges of several tiles stream several parts of memory at once, so 128 rows (of
+ * gate_up: 64) or a multiple are best.
+ * The order of additions of one output depends on nothing but cols: columns in rising order in blocks of 256, whose
+ * sums are added in rising order. So its bits are the same for any tokens, lists and row range.
+ * Index lists: inputs[i] is the row of `input` that token i reads, outputs[i] the row of `output` that it writes;
+ * NULL: row i.
+ */
+
+/* output[outputs[i]][r] = sum_c weights[r][c] * input[inputs[i]][c] (+ bias[r]), r in [row_begin, row_end). */
 typedef struct clb_linear_args {
-  const void* weights;   /* (rows, cols) in the module's precision and layout */
-  const float* bias;     /* (rows) or NULL */
-  const float* input;    /* (tokens, cols) */
-  float* output;         /* (tokens, rows) */
-  uint64_t input_stride; /* floats between tokens */
+  const void* weights;     /* (rows, cols) in the module's precision */
+  const float* bias;       /* (rows) or NULL */
+  const float* input;      /* (.., cols) */
+  float* output;           /* (.., rows) */
+  const uint32_t* inputs;  /* (tokens) or NULL */
+  const uint32_t* outputs; /* (tokens) or NULL */
+  uint64_t input_stride;   /* floats between rows */
   uint64_t output_stride;
   uint32_t tokens;
   uint32_t cols;
@@ -516,36 +533,33 @@ typedef struct clb_linear_args {
   uint32_t row_end;
 } clb_linear_args;
 
-/* One expert over the tokens of its bucket: act[i] = silu(gate x) * (up x), then output[place[i]] = down act[i]. */
-typedef struct clb_expert_args {
-  const void* gate;       /* (width, hidden) */
-  const void* up;         /* (width, hidden) */
-  const void* down;       /* flat: (width, hidden), transposed */
-  const float* input;     /* (batch tokens, hidden) */
-  const uint32_t* tokens; /* (count): row of input of each assignment */
-  const uint32_t* places; /* (count): row of output of each assignment */
-  float* activation;      /* (count, width): scratch of this expert */
-  float* output;          /* (places, hidden) */
-  uint64_t input_stride;
+/* output[i][r] = silu(gate[r] . x) * (up[r] . x), x = input[inputs[i]], r in [row_begin, row_end). */
+typedef struct clb_gated_linear_args {
+  const void* gate;       /* (rows, cols) in the module's precision */
+  const void* up;         /* (rows, cols) */
+  const float* input;     /* (.., cols) */
+  float* output;          /* (tokens, rows) */
+  const uint32_t* inputs; /* (tokens) or NULL */
+  uint64_t input_stride;  /* floats between rows */
   uint64_t output_stride;
-  uint32_t count;
-  uint32_t hidden;
-  uint32_t width;
-  uint32_t reserved;
-} clb_expert_args;
+  uint32_t tokens;
+  uint32_t cols;
+  uint32_t row_begin;
+  uint32_t row_end;
+} clb_gated_linear_args;
 
 typedef struct clb_module {
   uint32_t abi_version;
   uint32_t struct_bytes;
   const char* name;   /* "generic-bf16" */
   uint32_t precision; /* clb_precision */
-  uint32_t layout;    /* clb_layout */
+  uint32_t layout;    /* clb_layout: rows16 */
   uint32_t rank;      /* of several that fit, the highest supported one is taken; generic = 0 */
   uint32_t reserved;
   int32_t (*supported)(void); /* 1 if this machine can run it */
   void (*linear)(const clb_linear_args* args);
-  void (*expert)(const clb_expert_args* args);
-  /* output[c] = row `row` of weights, widened to fp32 */
+  void (*gate_up)(const clb_gated_linear_args* args);
+  /* output[c] = weights[row][c], widened to fp32 */
   void (*row)(const void* weights, uint32_t row, uint32_t cols, float* output);
 } clb_module;
 

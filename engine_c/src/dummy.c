@@ -1,10 +1,10 @@
 /*
  * dummy.c: seeded random weights, for measuring and testing any configuration without its files.
  *
- * Value i of a section is uniform with mean 0, from a hash of (seed, role, layer, expert) stepped i times, so it
- * depends on nothing else: not on precision, place in memory or order of filling. The spread keeps activations near
- * 1: a matrix with n inputs has standard deviation 1 / sqrt(n), the embedding 1, biases 0.1; norms are exactly 1.
- * Pure functions; no state.
+ * Value i of a section, counted as in the flat layout, is uniform with mean 0, from a hash of (seed, role, layer,
+ * expert) stepped i times, so it depends on nothing else: not on precision, layout or order of filling. The spread
+ * keeps activations near 1: a matrix with n inputs has standard deviation 1 / sqrt(n), the embedding 1, biases 0.1;
+ * norms are exactly 1. Pure functions; no state.
  */
 #include <math.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static uint64_t key_of(uint64_t seed, clb_place place) {
 }
 
 /* Half the width of the uniform distribution; 0 means: all values are 1. */
-static float half_width(uint32_t role, uint32_t rows, uint32_t cols) {
+static float half_width(uint32_t role, uint32_t inputs) {
   const float root3 = 1.7320508f;
   switch (role) {
     case CLB_ROLE_FINAL_NORM:
@@ -41,10 +41,8 @@ static float half_width(uint32_t role, uint32_t rows, uint32_t cols) {
     case CLB_ROLE_QKV_BIAS:
     case CLB_ROLE_OUT_BIAS:
       return 0.1f * root3;
-    case CLB_ROLE_DOWN: /* transposed: its inputs are the rows */
-      return root3 / sqrtf((float)rows);
     default:
-      return root3 / sqrtf((float)cols);
+      return root3 / sqrtf((float)inputs);
   }
 }
 
@@ -61,26 +59,31 @@ static float value_at(uint64_t key, uint64_t index, float half) {
   return ((float)bits * 0x1p-23f - 1.0f) * half;
 }
 
-void clb_dummy_fill(uint64_t seed, clb_place place, uint32_t precision, uint32_t rows, uint32_t cols, void* data) {
+static void store(void* data, uint32_t precision, uint64_t index, float value) {
+  if (precision == CLB_FP32) {
+    ((float*)data)[index] = value;
+  } else {
+    ((uint16_t*)data)[index] = precision == CLB_FP16 ? clb_half_of_float(value) : bf16_of_float(value);
+  }
+}
+
+void clb_dummy_fill(uint64_t seed, clb_place place, uint32_t precision, uint32_t layout, uint32_t rows, uint32_t cols,
+                    void* data) {
   CLB_ASSERT(rows > 0 && cols > 0);
   CLB_ASSERT(precision <= CLB_BF16);
   const uint64_t key = key_of(seed, place);
-  const float half = half_width(place.role, rows, cols);
-  const uint64_t count = (uint64_t)rows * cols;
-  if (precision == CLB_FP32) {
-    float* values = data;
-    for (uint64_t i = 0; i < count; ++i) {
-      values[i] = value_at(key, i, half);
+  const int transposed = place.role == CLB_ROLE_DOWN;
+  const int tiled = layout == CLB_LAYOUT_ROWS16;
+  const float half = half_width(place.role, transposed && !tiled ? rows : cols);
+  for (uint64_t row = 0; row < rows; ++row) {
+    for (uint64_t col = 0; col < cols; ++col) {
+      const uint64_t number = transposed && tiled ? col * rows + row : row * cols + col;
+      store(data, precision, tiled ? clb_rows16_index(row, col, cols) : number, value_at(key, number, half));
     }
-  } else if (precision == CLB_FP16) {
-    uint16_t* values = data;
-    for (uint64_t i = 0; i < count; ++i) {
-      values[i] = clb_half_of_float(value_at(key, i, half));
-    }
-  } else {
-    uint16_t* values = data;
-    for (uint64_t i = 0; i < count; ++i) {
-      values[i] = bf16_of_float(value_at(key, i, half));
+  }
+  for (uint64_t row = rows; tiled && row % CLB_TILE_ROWS != 0; ++row) {
+    for (uint64_t col = 0; col < cols; ++col) {
+      store(data, precision, clb_rows16_index(row, col, cols), 0.0f);
     }
   }
 }

@@ -115,7 +115,6 @@ uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes
   buffers->rope = carve(&at, tokens * model->head_dim, sizeof(float));
   buffers->shared_activation = carve(&at, tokens * sizes->shared_width, sizeof(float));
   buffers->shared_output = carve(&at, tokens * hidden, sizeof(float));
-  buffers->shared_gate = carve(&at, tokens, sizeof(float));
   buffers->head_input = carve(&at, CLB_LOGIT_ROWS * hidden, sizeof(float));
   buffers->logits = carve(&at, CLB_LOGIT_ROWS * vocab, sizeof(float));
   buffers->sampler_scratch = carve(&at, clb_sampler_scratch_bytes(model->vocab_size), 1);

@@ -42,7 +42,7 @@ static int32_t load_module(clb_kernels* kernels, const clb_module_ref* ref, clb_
   if (module == NULL || module->abi_version != CLB_ABI_VERSION || module->struct_bytes != sizeof(clb_module)) {
     return fail(error, ref->name, "was built for another version of colibrid; reinstall both together");
   }
-  if (module->linear == NULL || module->expert == NULL || module->row == NULL || module->supported == NULL) {
+  if (module->linear == NULL || module->gate_up == NULL || module->row == NULL || module->supported == NULL) {
     return fail(error, ref->name, "has an incomplete table of kernels");
   }
   if (module->supported() == 1) {
@@ -99,7 +99,7 @@ static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* w
   entry->gate = gate->data;
   entry->up = up->data;
   entry->down = down->data;
-  entry->run = matrix.kernel->expert;
+  entry->kernel = matrix.kernel;
   entry->width = gate->rows;
   return CLB_OK;
 }
@@ -109,10 +109,7 @@ static int32_t bind_layer(const clb_kernels* kernels, const clb_weight_table* we
   const struct {
     uint32_t role;
     clb_matrix* matrix;
-  } matrices[] = {{CLB_ROLE_QKV, &layer->qkv},
-                  {CLB_ROLE_OUT, &layer->out},
-                  {CLB_ROLE_ROUTER, &layer->router},
-                  {CLB_ROLE_SHARED_GATE, &layer->shared_gate}};
+  } matrices[] = {{CLB_ROLE_QKV, &layer->qkv}, {CLB_ROLE_OUT, &layer->out}, {CLB_ROLE_ROUTER, &layer->router}};
   int32_t status = CLB_OK;
   for (size_t i = 0; i < sizeof matrices / sizeof matrices[0] && status == CLB_OK; ++i) {
     status = bind_matrix(kernels, clb_weight(weights, matrices[i].role, l, -1), matrices[i].matrix, error);
@@ -122,6 +119,7 @@ static int32_t bind_layer(const clb_kernels* kernels, const clb_weight_table* we
   layer->qkv_bias = clb_weight(weights, CLB_ROLE_QKV_BIAS, l, -1)->data;
   layer->out_bias = clb_weight(weights, CLB_ROLE_OUT_BIAS, l, -1)->data;
   layer->q_norm = clb_weight(weights, CLB_ROLE_Q_NORM, l, -1)->data;
+  layer->shared_gate = clb_weight(weights, CLB_ROLE_SHARED_GATE, l, -1)->data;
   layer->k_norm = clb_weight(weights, CLB_ROLE_K_NORM, l, -1)->data;
   if (status == CLB_OK) {
     status = bind_expert(kernels, weights, l, -1, &layer->shared, error);

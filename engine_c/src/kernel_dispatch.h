@@ -6,7 +6,7 @@
  * follows pointers and never branches on precision, layout or machine. Replacing one expert's weights or
  * kernel is one assignment to its clb_expert_entry between two steps.
  *
- *   kernels.layers[l].experts[e] -> { gate, up, down, run, width }   routed expert e
+ *   kernels.layers[l].experts[e] -> { gate, up, down, kernel, width }   routed expert e
  *   kernels.layers[l].shared     -> the same for the shared expert, or for the whole FFN of a dense layer
  *
  * Modules are shared objects that export clb_module_entry; of several that fit a precision and layout
@@ -37,23 +37,23 @@ typedef struct clb_matrix {
 typedef struct clb_expert_entry {
   const void* gate; /* (width, hidden); NULL: the layer has no such expert */
   const void* up;   /* (width, hidden) */
-  const void* down; /* (width, hidden), transposed */
-  void (*run)(const clb_expert_args* args);
+  const void* down; /* (hidden, width) */
+  const clb_module* kernel;
   uint32_t width;
   uint32_t reserved;
 } clb_expert_entry;
 
 typedef struct clb_layer_kernels {
-  const float* attn_norm; /* (hidden) */
-  const float* ffn_norm;  /* (hidden) */
-  const float* qkv_bias;  /* (q + 2 kv) or NULL */
-  const float* out_bias;  /* (hidden) or NULL */
-  const float* q_norm;    /* (head_dim) or (q), by the layer's qk_norm; NULL without */
-  const float* k_norm;    /* (head_dim) or (kv); NULL without */
-  clb_matrix qkv;         /* (q + 2 kv, hidden) */
-  clb_matrix out;         /* (hidden, q) */
-  clb_matrix router;      /* (experts, hidden); MoE layers */
-  clb_matrix shared_gate; /* (1, hidden); gated shared experts */
+  const float* attn_norm;   /* (hidden) */
+  const float* ffn_norm;    /* (hidden) */
+  const float* qkv_bias;    /* (q + 2 kv) or NULL */
+  const float* out_bias;    /* (hidden) or NULL */
+  const float* q_norm;      /* (head_dim) or (q), by the layer's qk_norm; NULL without */
+  const float* k_norm;      /* (head_dim) or (kv); NULL without */
+  const float* shared_gate; /* (hidden); NULL unless the shared expert is gated */
+  clb_matrix qkv;           /* (q + 2 kv, hidden) */
+  clb_matrix out;           /* (hidden, q) */
+  clb_matrix router;        /* (experts, hidden); MoE layers */
   clb_expert_entry shared;
   clb_expert_entry* experts; /* (experts) */
 } clb_layer_kernels;

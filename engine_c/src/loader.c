@@ -32,27 +32,28 @@ static int lay_out(const clb_model_desc* model, clb_place place, uint64_t* end, 
     return 0;
   }
   tensor->precision = demand.narrow != 0 ? CLB_BF16 : CLB_FP32;
-  tensor->layout = CLB_LAYOUT_FLAT;
+  tensor->layout = demand.matrix != 0 ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT;
   tensor->rows = demand.rows;
   tensor->cols = demand.cols;
   *offset = clb_align_up(*end, DUMMY_ALIGNMENT);
-  *end = *offset + (uint64_t)demand.rows * demand.cols * clb_element_bytes(tensor->precision);
+  *end = *offset + clb_layout_bytes(tensor->layout, tensor->precision, tensor->rows, tensor->cols);
   return 1;
 }
 
-static void plan_files(const clb_model_desc* model, clb_loader_sizes* sizes) {
-  sizes->weights_alignment = 4096;
-  sizes->weights_bytes = 0;
+static int32_t plan_files(const clb_model_desc* model, clb_loader_sizes* sizes, clb_error* error) {
+  clb_placement placement;
+  const int32_t status = clb_placement_make(model, &placement, error);
+  if (status != CLB_OK) {
+    return status;
+  }
+  sizes->weights_alignment = placement.alignment;
+  sizes->weights_bytes = placement.bytes;
   sizes->read_bytes = 0;
   for (uint32_t i = 0; i < model->file_count; ++i) {
-    const clb_file_desc* file = &model->file_table[i];
-    /* At most 2^17 files of 2^46 bytes: no overflow. */
-    sizes->weights_bytes = clb_align_up(sizes->weights_bytes, file->alignment) + file->bytes;
-    sizes->read_bytes += file->bytes;
-    if (file->alignment > sizes->weights_alignment) {
-      sizes->weights_alignment = file->alignment;
-    }
+    sizes->read_bytes += model->file_table[i].bytes;
   }
+  clb_placement_free(&placement);
+  return CLB_OK;
 }
 
 static void plan_dummy(const clb_model_desc* model, clb_loader_sizes* sizes) {
@@ -82,13 +83,12 @@ int32_t clb_loader_plan(const clb_model_desc* model, uint32_t weights, clb_loade
     plan_dummy(model, &found);
   } else {
     status = clb_sections_check(model, error);
-    if (status != CLB_OK) {
-      return status;
-    }
-    plan_files(model, &found);
+    status = status != CLB_OK ? status : plan_files(model, &found, error);
   }
-  *sizes = found;
-  return CLB_OK;
+  if (status == CLB_OK) {
+    *sizes = found;
+  }
+  return status;
 }
 
 static int32_t read_piece(int fd, const clb_file_desc* file, uint64_t offset, uint64_t bytes, void* memory,
@@ -112,8 +112,54 @@ static int32_t read_piece(int fd, const clb_file_desc* file, uint64_t offset, ui
   return CLB_OK;
 }
 
-static int32_t read_open_file(const clb_loader_config* config, int fd, const clb_file_desc* file, char* memory,
-                              uint64_t* loaded, clb_error* error) {
+/* Files are read in order; this is how far one of them is. */
+typedef struct reader {
+  const clb_loader_config* config;
+  const clb_placement* placement;
+  unsigned char* piece; /* CLB_LOADER_PIECE_BYTES for files that are repacked; NULL if there are none */
+  uint64_t loaded;      /* bytes of all files so far */
+} reader;
+
+/* Piece [begin, begin + bytes) of a file goes to its sections' blocks; `first` is the file's first sorted section. */
+static void scatter(const reader* state, uint32_t file, uint32_t first, uint64_t begin, uint64_t bytes) {
+  const clb_model_desc* const model = state->config->model;
+  for (uint32_t i = first; i < model->section_count && state->placement->sorted[i]->file == file; ++i) {
+    const clb_section_desc* const section = state->placement->sorted[i];
+    const int again = i > first && state->placement->sorted[i - 1]->offset == section->offset;
+    const uint64_t from = section->offset > begin ? section->offset : begin;
+    const uint64_t section_end = section->offset + section->bytes;
+    const uint64_t to = section_end < begin + bytes ? section_end : begin + bytes;
+    if (again || from >= to) {
+      continue;
+    }
+    const clb_demand demand = clb_demand_of(model, section->role, section->layer, section->expert);
+    unsigned char* const target =
+        (unsigned char*)state->config->memory + state->placement->sections[section - model->section_table];
+    if (clb_is_repacked(section, &demand)) {
+      clb_repack(section, from - section->offset, state->piece + (from - begin), to - from, target);
+    } else {
+      memcpy(target + (from - section->offset), state->piece + (from - begin), (size_t)(to - from));
+    }
+  }
+}
+
+static int32_t check_piece(const clb_file_desc* file, uint64_t offset, const void* data, uint64_t bytes,
+                           clb_error* error) {
+  if (file->crc_count == 0) {
+    return CLB_OK;
+  }
+  const uint32_t expected = file->crc32c[offset / CLB_LOADER_PIECE_BYTES];
+  const uint32_t actual = clb_crc32c(0, data, (size_t)bytes);
+  if (actual != expected) {
+    return clb_fail(error, CLB_ERR_CHECKSUM, "file %s: bytes %" PRIu64 " to %" PRIu64 ": crc32c is %08x, expected %08x",
+                    file->name, offset, offset + bytes, actual, expected);
+  }
+  return CLB_OK;
+}
+
+static int32_t read_open_file(reader* state, int fd, uint32_t index, uint32_t first, clb_error* error) {
+  const clb_file_desc* const file = &state->config->model->file_table[index];
+  const uint64_t base = state->placement->files[index];
   struct stat found;
   if (fstat(fd, &found) != 0 || !S_ISREG(found.st_mode)) {
     return clb_fail(error, CLB_ERR_IO, "file %s: is not a regular file", file->name);
@@ -125,36 +171,54 @@ static int32_t read_open_file(const clb_loader_config* config, int fd, const clb
   for (uint64_t offset = 0; offset < file->bytes; offset += CLB_LOADER_PIECE_BYTES) {
     const uint64_t rest = file->bytes - offset;
     const uint64_t bytes = rest < CLB_LOADER_PIECE_BYTES ? rest : CLB_LOADER_PIECE_BYTES;
-    const int32_t status = read_piece(fd, file, offset, bytes, memory + offset, error);
+    const int as_it_is = base != UINT64_MAX;
+    unsigned char* const data = as_it_is ? (unsigned char*)state->config->memory + base + offset : state->piece;
+    int32_t status = read_piece(fd, file, offset, bytes, data, error);
+    status = status != CLB_OK ? status : check_piece(file, offset, data, bytes, error);
     if (status != CLB_OK) {
       return status;
     }
-    if (file->crc_count != 0) {
-      const uint32_t expected = file->crc32c[offset / CLB_LOADER_PIECE_BYTES];
-      const uint32_t actual = clb_crc32c(0, memory + offset, (size_t)bytes);
-      if (actual != expected) {
-        return clb_fail(error, CLB_ERR_CHECKSUM,
-                        "file %s: bytes %" PRIu64 " to %" PRIu64 ": crc32c is %08x, expected %08x", file->name, offset,
-                        offset + bytes, actual, expected);
-      }
+    if (!as_it_is) {
+      scatter(state, index, first, offset, bytes);
     }
-    *loaded += bytes;
-    if (config->progress != NULL) {
-      config->progress(config->progress_context, *loaded);
+    state->loaded += bytes;
+    if (state->config->progress != NULL) {
+      state->config->progress(state->config->progress_context, state->loaded);
     }
   }
   return CLB_OK;
 }
 
-static int32_t read_file(const clb_loader_config* config, const clb_file_desc* file, char* memory, uint64_t* loaded,
-                         clb_error* error) {
+static int32_t read_file(reader* state, uint32_t index, uint32_t first, clb_error* error) {
+  const clb_file_desc* const file = &state->config->model->file_table[index];
   /* O_NONBLOCK: a named pipe in the folder must not hold up the open; it has no effect on regular files. */
-  const int fd = openat(config->dir_fd, file->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  const int fd = openat(state->config->dir_fd, file->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) {
     return clb_fail(error, CLB_ERR_IO, "file %s: cannot be opened: %s", file->name, strerror(errno));
   }
-  const int32_t status = read_open_file(config, fd, file, memory, loaded, error);
+  const int32_t status = read_open_file(state, fd, index, first, error);
   (void)close(fd);
+  return status;
+}
+
+static int32_t read_files(const clb_loader_config* config, const clb_placement* placement, clb_error* error) {
+  const clb_model_desc* const model = config->model;
+  reader state = {config, placement, NULL, 0};
+  int32_t status = CLB_OK;
+  uint32_t first = 0;
+  for (uint32_t i = 0; status == CLB_OK && i < model->file_count; ++i) {
+    while (first < model->section_count && placement->sorted[first]->file < i) {
+      ++first;
+    }
+    if (placement->files[i] == UINT64_MAX && state.piece == NULL) {
+      state.piece = malloc(CLB_LOADER_PIECE_BYTES);
+      if (state.piece == NULL) {
+        return clb_fail(error, CLB_ERR_MEMORY, "no memory for a piece of %u bytes of a file", CLB_LOADER_PIECE_BYTES);
+      }
+    }
+    status = read_file(&state, i, first, error);
+  }
+  free(state.piece);
   return status;
 }
 
@@ -184,34 +248,49 @@ uint64_t clb_first_not_finite(const void* data, uint32_t precision, uint64_t cou
   return count;
 }
 
-static int32_t check_finite(const clb_section_desc* section, const clb_file_desc* file, const void* data,
+/* data: the section in memory. The message counts its values as the file does. */
+static int32_t check_finite(const clb_section_desc* section, const clb_file_desc* file, const clb_tensor* tensor,
                             clb_error* error) {
-  const uint64_t count = (uint64_t)section->rows * section->cols;
-  const uint64_t index = clb_first_not_finite(data, section->precision, count);
+  const uint64_t padded =
+      tensor->layout == CLB_LAYOUT_ROWS16 ? clb_align_up(tensor->rows, CLB_TILE_ROWS) : tensor->rows;
+  const uint64_t count = padded * tensor->cols;
+  const uint64_t index = clb_first_not_finite(tensor->data, tensor->precision, count);
   if (index == count) {
     return CLB_OK;
+  }
+  const uint64_t tile = CLB_TILE_ROWS * (uint64_t)tensor->cols;
+  const int tiled = tensor->layout == CLB_LAYOUT_ROWS16;
+  uint64_t row = tiled ? index / tile * CLB_TILE_ROWS + index % CLB_TILE_ROWS : index / tensor->cols;
+  uint64_t col = tiled ? index % tile / CLB_TILE_ROWS : index % tensor->cols;
+  if (tiled && section->layout == CLB_LAYOUT_FLAT && section->role == CLB_ROLE_DOWN) {
+    const uint64_t swapped = row;
+    row = col;
+    col = swapped;
   }
   char text[CLB_PLACE_BYTES];
   const clb_place place = {section->role, section->layer, section->expert};
   return clb_fail(error, CLB_ERR_NOT_FINITE,
                   "file %s: %s: value %" PRIu64 " (row %" PRIu64 ", column %" PRIu64 ") is NaN or infinite", file->name,
-                  clb_place_text(place, text), index, index / section->cols, index % section->cols);
+                  clb_place_text(place, text), section->layout == CLB_LAYOUT_FLAT ? row * section->cols + col : index,
+                  row, col);
 }
 
-/* Points the table at every section; fills it (dummy) or checks its values (files). bases: first byte of each file. */
-static int32_t place_sections(const clb_loader_config* config, const uint64_t* bases, clb_weight_table* table,
+/* Points the table at every section; fills it (dummy) or checks its values (files). */
+static int32_t place_sections(const clb_loader_config* config, const clb_placement* placement, clb_weight_table* table,
                               clb_error* error) {
   const clb_model_desc* model = config->model;
   for (uint32_t i = 0; i < model->section_count; ++i) {
     const clb_section_desc* section = &model->section_table[i];
     const clb_place place = {section->role, section->layer, section->expert};
-    void* data = (char*)config->memory + bases[section->file] + section->offset;
+    const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
+    const uint32_t layout = demand.matrix != 0 ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT;
+    void* data = (char*)config->memory + placement->sections[i];
     clb_tensor* tensor = &table->tensors[clb_weight_index(table, place.role, place.layer, place.expert)];
-    *tensor = (clb_tensor){data, section->precision, section->layout, section->rows, section->cols};
+    *tensor = (clb_tensor){data, section->precision, layout, demand.rows, demand.cols};
     if (config->weights == CLB_WEIGHTS_DUMMY) {
-      clb_dummy_fill(config->dummy_seed, place, section->precision, section->rows, section->cols, data);
+      clb_dummy_fill(config->dummy_seed, place, section->precision, layout, demand.rows, demand.cols, data);
     } else {
-      const int32_t status = check_finite(section, &model->file_table[section->file], data, error);
+      const int32_t status = check_finite(section, &model->file_table[section->file], tensor, error);
       if (status != CLB_OK) {
         return status;
       }
@@ -221,27 +300,19 @@ static int32_t place_sections(const clb_loader_config* config, const uint64_t* b
 }
 
 static int32_t load_described(const clb_loader_config* config, clb_weight_table* table, clb_error* error) {
-  const clb_model_desc* model = config->model;
-  uint64_t* bases = malloc(((size_t)model->file_count + 1u) * sizeof *bases);
-  if (bases == NULL) {
-    return clb_fail(error, CLB_ERR_MEMORY, "no memory for the places of %u files", model->file_count);
+  clb_placement placement;
+  int32_t status = clb_placement_make(config->model, &placement, error);
+  if (status != CLB_OK) {
+    return status;
   }
-  int32_t status = CLB_OK;
-  uint64_t end = 0;
-  uint64_t loaded = 0;
-  for (uint32_t i = 0; status == CLB_OK && i < model->file_count; ++i) {
-    const clb_file_desc* file = &model->file_table[i];
-    bases[i] = clb_align_up(end, file->alignment);
-    end = bases[i] + file->bytes;
-    CLB_ASSERT(end <= config->memory_bytes);
-    if (config->weights == CLB_WEIGHTS_FILES) {
-      status = read_file(config, file, (char*)config->memory + bases[i], &loaded, error);
-    }
+  CLB_ASSERT(placement.bytes <= config->memory_bytes);
+  if (config->weights == CLB_WEIGHTS_FILES) {
+    status = read_files(config, &placement, error);
   }
   if (status == CLB_OK) {
-    status = place_sections(config, bases, table, error);
+    status = place_sections(config, &placement, table, error);
   }
-  free(bases);
+  clb_placement_free(&placement);
   return status;
 }
 
@@ -254,7 +325,7 @@ static void fill_own_layout(const clb_loader_config* config, clb_weight_table* t
     if (lay_out(config->model, place, &end, &tensor, &offset)) {
       CLB_ASSERT(end <= config->memory_bytes);
       void* data = (char*)config->memory + offset;
-      clb_dummy_fill(config->dummy_seed, place, tensor.precision, tensor.rows, tensor.cols, data);
+      clb_dummy_fill(config->dummy_seed, place, tensor.precision, tensor.layout, tensor.rows, tensor.cols, data);
       tensor.data = data;
       table->tensors[clb_weight_index(table, place.role, place.layer, place.expert)] = tensor;
     }

@@ -7,6 +7,9 @@
  *   | file 0 | pad | file 1 | pad | ...                         | clb_weight_table | clb_tensor ... |
  *     ^ each at its file's alignment, bytes as on disk            ^ pointers into the weights memory
  *
+ * A file with flat matrices is not kept as it is: its sections are repacked into rows16 while it is read, each into a
+ * 256-aligned block of its padded size (loader_internal.h).
+ *
  * Every file is read once, however many sections, of whichever layers, lie in it. Before a byte is read, all numbers
  * of the description are checked (limits, ranges, overflow, shapes, duplicates, gaps, overlaps, completeness); while
  * reading, size and crc32c; after it, that every weight is finite.
@@ -35,10 +38,10 @@
 
 /* One loaded section. data == NULL: the model has none (head when tied, bias, shared expert). */
 typedef struct clb_tensor {
-  const void* data;   /* (rows, cols), row-major, at a multiple of the element size */
+  const void* data;   /* (rows, cols); rows16 if a matrix, flat if a vector; at a multiple of the element size */
   uint32_t precision; /* clb_precision */
-  uint32_t layout;    /* clb_layout */
-  uint32_t rows;
+  uint32_t layout;    /* clb_layout, in memory */
+  uint32_t rows;      /* without padding; `down` is (hidden, width) */
   uint32_t cols;
 } clb_tensor;
 

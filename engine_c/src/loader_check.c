@@ -45,9 +45,9 @@ const char* clb_place_text(clb_place place, char text[CLB_PLACE_BYTES]) {
 }
 
 static clb_demand demand_of_global(const clb_model_desc* model, uint32_t role) {
-  const clb_demand none = {0, 0, 0, 0};
-  const clb_demand matrix = {model->vocab_size, model->hidden, 0, 1};
-  const clb_demand norm = {1, model->hidden, 0, 0};
+  const clb_demand none = {0, 0, 0, 0, 0};
+  const clb_demand matrix = {model->vocab_size, model->hidden, 0, 1, 1};
+  const clb_demand norm = {1, model->hidden, 0, 0, 0};
   switch (role) {
     case CLB_ROLE_EMBEDDING:
       return matrix;
@@ -62,47 +62,55 @@ static clb_demand demand_of_global(const clb_model_desc* model, uint32_t role) {
 
 static clb_demand demand_of_qk_norm(const clb_model_desc* model, const clb_layer_desc* row, uint32_t heads) {
   if (row->qk_norm == CLB_QK_NORM_NONE) {
-    return (clb_demand){0, 0, 0, 0};
+    return (clb_demand){0, 0, 0, 0, 0};
   }
-  return (clb_demand){1, row->qk_norm == CLB_QK_NORM_HEAD ? model->head_dim : heads * model->head_dim, 0, 0};
+  return (clb_demand){1, row->qk_norm == CLB_QK_NORM_HEAD ? model->head_dim : heads * model->head_dim, 0, 0, 0};
+}
+
+static clb_demand demand_of_expert(const clb_model_desc* model, uint32_t role, uint32_t width) {
+  if (width == 0) {
+    return (clb_demand){0, 0, 0, 0, 0};
+  }
+  return role == CLB_ROLE_DOWN ? (clb_demand){model->hidden, width, 0, 1, 1}
+                               : (clb_demand){width, model->hidden, 0, 1, 1};
 }
 
 static clb_demand demand_of_layer(const clb_model_desc* model, const clb_layer_desc* row, uint32_t role) {
   const uint32_t query = model->heads * model->head_dim;
   const uint32_t qkv = query + 2u * model->kv_heads * model->head_dim;
-  const clb_demand none = {0, 0, 0, 0};
-  const clb_demand norm = {1, model->hidden, 0, 0};
+  const clb_demand none = {0, 0, 0, 0, 0};
+  const clb_demand norm = {1, model->hidden, 0, 0, 0};
   switch (role) {
     case CLB_ROLE_ATTN_NORM:
     case CLB_ROLE_FFN_NORM:
       return norm;
     case CLB_ROLE_QKV:
-      return (clb_demand){qkv, model->hidden, 0, 1};
+      return (clb_demand){qkv, model->hidden, 0, 1, 1};
     case CLB_ROLE_QKV_BIAS:
-      return (clb_demand){1, qkv, 1, 0};
+      return (clb_demand){1, qkv, 1, 0, 0};
     case CLB_ROLE_OUT:
-      return (clb_demand){model->hidden, query, 0, 1};
+      return (clb_demand){model->hidden, query, 0, 1, 1};
     case CLB_ROLE_OUT_BIAS:
-      return (clb_demand){1, model->hidden, 1, 0};
+      return (clb_demand){1, model->hidden, 1, 0, 0};
     case CLB_ROLE_Q_NORM:
       return demand_of_qk_norm(model, row, model->heads);
     case CLB_ROLE_K_NORM:
       return demand_of_qk_norm(model, row, model->kv_heads);
     case CLB_ROLE_ROUTER:
-      return row->ffn_kind == CLB_FFN_MOE ? (clb_demand){row->experts, model->hidden, 0, 0} : none;
+      return row->ffn_kind == CLB_FFN_MOE ? (clb_demand){row->experts, model->hidden, 0, 0, 1} : none;
     case CLB_ROLE_SHARED_GATE:
       return row->shared_gated != 0 ? norm : none;
     case CLB_ROLE_GATE:
     case CLB_ROLE_UP:
     case CLB_ROLE_DOWN:
-      return row->shared_width != 0 ? (clb_demand){row->shared_width, model->hidden, 0, 1} : none;
+      return demand_of_expert(model, role, row->shared_width);
     default:
       return none;
   }
 }
 
 clb_demand clb_demand_of(const clb_model_desc* model, uint32_t role, int32_t layer, int32_t expert) {
-  const clb_demand none = {0, 0, 0, 0};
+  const clb_demand none = {0, 0, 0, 0, 0};
   if (layer < -1 || layer >= (int32_t)model->layers || expert < -1) {
     return none;
   }
@@ -116,7 +124,7 @@ clb_demand clb_demand_of(const clb_model_desc* model, uint32_t role, int32_t lay
   if (role < CLB_ROLE_GATE || role > CLB_ROLE_DOWN || expert >= (int32_t)row->experts) {
     return none;
   }
-  return (clb_demand){row->expert_width, model->hidden, 0, 1};
+  return demand_of_expert(model, role, row->expert_width);
 }
 
 int clb_place_next(const clb_model_desc* model, clb_place* place) {
@@ -200,19 +208,23 @@ static int32_t check_section(const clb_model_desc* model, const clb_section_desc
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: section %u (role %u: %s) is not part of this model", file->name,
                     index, section->role, text);
   }
-  if (section->layout != CLB_LAYOUT_FLAT || section->precision > CLB_BF16) {
+  const uint32_t last_layout = demand.matrix != 0 ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT;
+  if (section->layout > last_layout || section->precision > CLB_BF16) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED, "file %s: %s: layout %u and precision %u are not built in", file->name,
                     text, section->layout, section->precision);
   }
   if (demand.narrow == 0 && section->precision != CLB_FP32) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s must be fp32", file->name, text);
   }
-  if (section->rows != demand.rows || section->cols != demand.cols) {
+  const int transposed = section->role == CLB_ROLE_DOWN && section->layout == CLB_LAYOUT_FLAT;
+  const uint32_t rows = transposed ? demand.cols : demand.rows;
+  const uint32_t cols = transposed ? demand.rows : demand.cols;
+  if (section->rows != rows || section->cols != cols) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s: shape is (%u, %u), must be (%u, %u)", file->name, text,
-                    section->rows, section->cols, demand.rows, demand.cols);
+                    section->rows, section->cols, rows, cols);
   }
   const uint64_t element = clb_element_bytes(section->precision);
-  const uint64_t bytes = (uint64_t)section->rows * section->cols * element;
+  const uint64_t bytes = clb_layout_bytes(section->layout, section->precision, rows, cols);
   if (section->bytes != bytes) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s: %" PRIu64 " bytes, but its shape takes %" PRIu64, file->name,
                     text, section->bytes, bytes);
@@ -253,7 +265,7 @@ static int32_t check_complete(const clb_model_desc* model, const clb_weight_tabl
   return CLB_OK;
 }
 
-static int by_file_and_offset(const void* left, const void* right) {
+int clb_section_order(const void* left, const void* right) {
   const clb_section_desc* a = *(const clb_section_desc* const*)left;
   const clb_section_desc* b = *(const clb_section_desc* const*)right;
   if (a->file != b->file) {
@@ -264,7 +276,7 @@ static int by_file_and_offset(const void* left, const void* right) {
 
 static int same_bytes(const clb_section_desc* a, const clb_section_desc* b) {
   return a->offset == b->offset && a->bytes == b->bytes && a->role == b->role && a->precision == b->precision &&
-         a->rows == b->rows && a->cols == b->cols && (a->expert < 0) == (b->expert < 0);
+         a->layout == b->layout && a->rows == b->rows && a->cols == b->cols && (a->expert < 0) == (b->expert < 0);
 }
 
 static int32_t check_gap(const clb_file_desc* file, uint64_t begin, uint64_t end, clb_error* error) {
@@ -323,7 +335,7 @@ static int32_t check_together(const clb_model_desc* model, clb_error* error) {
   }
   int32_t status = check_complete(model, clb_table_init(model, scratch), seen, error);
   if (status == CLB_OK) {
-    qsort(sorted, model->section_count, sizeof sorted[0], by_file_and_offset);
+    qsort(sorted, model->section_count, sizeof sorted[0], clb_section_order);
     status = check_overlaps(model, sorted, error);
   }
   free(scratch);

@@ -15,10 +15,11 @@ __attribute__((format(printf, 3, 4))) int32_t clb_fail(clb_error* error, int32_t
 
 /* What the model wants in one place. rows == 0: nothing may lie there. */
 typedef struct clb_demand {
-  uint32_t rows;
+  uint32_t rows; /* of the matrix; a flat `down` is stored transposed */
   uint32_t cols;
   uint32_t optional; /* may be absent */
   uint32_t narrow;   /* any precision; else fp32 only */
+  uint32_t matrix;   /* rows16 in memory; else a vector, flat */
 } clb_demand;
 
 /* role, layer and expert may be any numbers: what no model has gets rows == 0. */
@@ -52,8 +53,45 @@ clb_weight_table* clb_table_init(const clb_model_desc* model, void* host);
    clb_model_check. FORMAT, UNSUPPORTED or MEMORY. */
 int32_t clb_sections_check(const clb_model_desc* model, clb_error* error);
 
-/* Fills a (rows, cols) section with values that depend on seed, place and index only. */
-void clb_dummy_fill(uint64_t seed, clb_place place, uint32_t precision, uint32_t rows, uint32_t cols, void* data);
+/* A block of `layout` for a (rows, cols) matrix: bytes with its padding, and the index of an element. */
+static inline uint64_t clb_layout_bytes(uint32_t layout, uint32_t precision, uint32_t rows, uint32_t cols) {
+  const uint64_t padded = layout == CLB_LAYOUT_ROWS16 ? clb_align_up(rows, CLB_TILE_ROWS) : rows;
+  return padded * cols * clb_element_bytes(precision);
+}
+
+static inline uint64_t clb_rows16_index(uint64_t row, uint64_t col, uint64_t cols) {
+  return (row / CLB_TILE_ROWS * cols + col) * CLB_TILE_ROWS + row % CLB_TILE_ROWS;
+}
+
+/* 1 iff a section lies in its file otherwise than it must in memory. */
+static inline int clb_is_repacked(const clb_section_desc* section, const clb_demand* demand) {
+  return demand->matrix != 0 && section->layout == CLB_LAYOUT_FLAT;
+}
+
+/* Where every section of a description comes to lie. Owns `sorted` (and what it is part of) until clb_placement_free.
+   A file without flat matrices lies in memory as it is; of another file each section gets a 256-aligned block:
+     file    | flat gate | pad | flat up | pad | ...      memory    | rows16 gate | pad | rows16 up | pad | ... */
+typedef struct clb_placement {
+  const clb_section_desc** sorted; /* (section_count) by file and offset; equal bytes side by side */
+  uint64_t* sections;              /* (section_count), as in the section table: bytes from the start of the memory */
+  uint64_t* files;                 /* (file_count): first byte of each file that lies as it is; else UINT64_MAX */
+  uint64_t bytes;                  /* of the memory */
+  uint64_t alignment;              /* of the memory */
+} clb_placement;
+
+/* For a description that passed clb_sections_check. MEMORY: no scratch memory; nothing is held then. */
+int32_t clb_placement_make(const clb_model_desc* model, clb_placement* placement, clb_error* error);
+void clb_placement_free(clb_placement* placement);
+int clb_section_order(const void* left, const void* right); /* for qsort over section pointers: by file and offset */
+
+/* The flat matrix of `section` becomes rows16 at `memory`, some of its bytes at a time: `bytes` from `offset`, both
+   multiples of the element size. Padding is written with the first bytes. */
+void clb_repack(const clb_section_desc* section, uint64_t offset, const void* source, uint64_t bytes, void* memory);
+
+/* Fills a block for a (rows, cols) matrix with values that depend on seed, place, row and column only; padding with
+   zeros. */
+void clb_dummy_fill(uint64_t seed, clb_place place, uint32_t precision, uint32_t layout, uint32_t rows, uint32_t cols,
+                    void* data);
 
 /* Index of the first value that is NaN or infinite, or count. */
 uint64_t clb_first_not_finite(const void* data, uint32_t precision, uint64_t count);

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "../cpu/lanes.h"
 #include "../cpu/norm.h"
 #include "../cpu/rope.h"
 #include "../cpu/vector.h"
@@ -121,26 +122,33 @@ static void attention_block(clb_engine* engine, uint32_t layer, uint32_t count) 
   clb_vector_add(b->update, (size_t)count * hidden, b->residual);
 }
 
-/* The shared expert, or the FFN of a dense layer: one expert over all rows. */
-static void run_shared(clb_engine* engine, const clb_expert_entry* entry, uint32_t count, float* output) {
-  const clb_step_buffers* const b = &engine->buffers;
-  const clb_expert_args args = {
-      .gate = entry->gate,
-      .up = entry->up,
-      .down = entry->down,
-      .input = b->normed,
-      .tokens = b->identity,
-      .places = b->identity,
-      .activation = b->shared_activation,
-      .output = output,
-      .input_stride = engine->model.hidden,
-      .output_stride = engine->model.hidden,
-      .count = count,
-      .hidden = engine->model.hidden,
-      .width = entry->width,
-      .reserved = 0,
-  };
-  entry->run(&args);
+/* One expert over `count` tokens: output[places[i]] = down(silu(gate x) * up x), x = normed[tokens[i]]. */
+static void run_expert(const clb_engine* engine, const clb_expert_entry* entry, const uint32_t* tokens,
+                       const uint32_t* places, uint32_t count, float* activation, float* output) {
+  const uint32_t hidden = engine->model.hidden;
+  const clb_gated_linear_args first = {.gate = entry->gate,
+                                  .up = entry->up,
+                                  .input = engine->buffers.normed,
+                                  .output = activation,
+                                  .inputs = tokens,
+                                  .input_stride = hidden,
+                                  .output_stride = entry->width,
+                                  .tokens = count,
+                                  .cols = hidden,
+                                  .row_begin = 0,
+                                  .row_end = entry->width};
+  const clb_linear_args second = {.weights = entry->down,
+                                  .input = activation,
+                                  .output = output,
+                                  .outputs = places,
+                                  .input_stride = entry->width,
+                                  .output_stride = hidden,
+                                  .tokens = count,
+                                  .cols = entry->width,
+                                  .row_begin = 0,
+                                  .row_end = hidden};
+  entry->kernel->gate_up(&first);
+  entry->kernel->linear(&second);
 }
 
 static void route(clb_engine* engine, uint32_t layer, uint32_t count, clb_routing_args* args) {
@@ -190,23 +198,8 @@ static void run_experts(clb_engine* engine, uint32_t layer, const clb_routing_ar
       continue;
     }
     CLB_ASSERT(routing->offsets[e + 1] - first == routing->counts[e]);
-    const clb_expert_args args = {
-        .gate = entry->gate,
-        .up = entry->up,
-        .down = entry->down,
-        .input = b->normed,
-        .tokens = routing->token_list + first,
-        .places = routing->place_list + first,
-        .activation = activation + (size_t)first * entry->width,
-        .output = (float*)(void*)(engine->dispatch + at->output),
-        .input_stride = engine->model.hidden,
-        .output_stride = engine->model.hidden,
-        .count = routing->counts[e],
-        .hidden = engine->model.hidden,
-        .width = entry->width,
-        .reserved = 0,
-    };
-    entry->run(&args);
+    run_expert(engine, entry, routing->token_list + first, routing->place_list + first, routing->counts[e],
+               activation + (size_t)first * entry->width, (float*)(void*)(engine->dispatch + at->output));
     show_progress(engine);
     engine->stats.expert_launches++;
     engine->stats.expert_relaunches += b->expert_stamp[e] == stamp ? 1u : 0u;
@@ -252,15 +245,15 @@ static void moe_block(clb_engine* engine, uint32_t layer, uint32_t count) {
   if (weights->shared.gate == NULL) {
     return;
   }
-  run_shared(engine, &weights->shared, count, b->shared_output);
-  if (weights->shared_gate.data == NULL) {
+  run_expert(engine, &weights->shared, NULL, NULL, count, b->shared_activation, b->shared_output);
+  if (weights->shared_gate == NULL) {
     clb_vector_add(b->shared_output, (size_t)count * hidden, b->update);
     return;
   }
-  run_linear(&weights->shared_gate, NULL, b->normed, count, b->shared_gate);
   for (uint32_t i = 0; i < count; ++i) {
     const size_t at = (size_t)i * hidden;
-    clb_vector_add_scaled(b->shared_output + at, clb_exact_sigmoid(b->shared_gate[i]), hidden, b->update + at);
+    const float gate = clb_exact_sigmoid(clb_lanes_dot(weights->shared_gate, b->normed + at, hidden));
+    clb_vector_add_scaled(b->shared_output + at, gate, hidden, b->update + at);
   }
 }
 
@@ -272,7 +265,7 @@ static void ffn_block(clb_engine* engine, uint32_t layer, uint32_t count) {
   if (engine->model.layer_table[layer].ffn_kind == CLB_FFN_MOE) {
     moe_block(engine, layer, count);
   } else {
-    run_shared(engine, &weights->shared, count, b->update);
+    run_expert(engine, &weights->shared, NULL, NULL, count, b->shared_activation, b->update);
   }
   clb_vector_add(b->update, (size_t)count * hidden, b->residual);
 }

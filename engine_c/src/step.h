@@ -42,7 +42,6 @@ typedef struct clb_step_buffers {
   float* rope;              /* (T, head_dim): cosines, then sines */
   float* shared_activation; /* (T, largest shared or dense width) */
   float* shared_output;     /* (T, hidden) */
-  float* shared_gate;       /* (T) */
   float* head_input;        /* (CLB_LOGIT_ROWS, hidden) */
   float* logits;            /* (CLB_LOGIT_ROWS, vocab) */
   void* sampler_scratch;

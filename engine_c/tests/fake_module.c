@@ -1,8 +1,8 @@
 /*
  * fake_module.c: kernel modules that a test may plant. Compiled once per kind with -DFAKE_KIND=:
  *   1 of rank 5, runs everywhere      2 of rank 9, runs nowhere
- *   3 of another ABI version          4 without an expert kernel      5 without the entry symbol
- * All claim bf16, flat.
+ *   3 of another ABI version          4 without gate_up      5 without the entry symbol
+ * All claim bf16, rows16.
  */
 #include "colibri.h"
 
@@ -10,7 +10,7 @@ static int32_t supported(void) { return FAKE_KIND == 2 ? 0 : 1; }
 
 static void linear(const clb_linear_args* args) { (void)args; }
 
-static void expert(const clb_expert_args* args) { (void)args; }
+static void gate_up(const clb_gated_linear_args* args) { (void)args; }
 
 static void row(const void* weights, uint32_t index, uint32_t cols, float* output) {
   (void)weights;
@@ -24,11 +24,11 @@ static const clb_module fake = {
     .struct_bytes = sizeof(clb_module),
     .name = "fake",
     .precision = CLB_BF16,
-    .layout = CLB_LAYOUT_FLAT,
+    .layout = CLB_LAYOUT_ROWS16,
     .rank = FAKE_KIND == 2 ? 9 : 5,
     .supported = supported,
     .linear = linear,
-    .expert = FAKE_KIND == 4 ? NULL : expert,
+    .gate_up = FAKE_KIND == 4 ? NULL : gate_up,
     .row = row,
 };
 

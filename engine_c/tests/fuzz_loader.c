@@ -108,7 +108,7 @@ static void check_table(const clb_model_desc* model, const clb_weight_table* tab
     if (tensor->data != NULL) {
       const uint64_t offset = (uint64_t)((const char*)tensor->data - memory);
       CLB_ASSERT(offset < bytes);
-      CLB_ASSERT((uint64_t)tensor->rows * tensor->cols * clb_element_bytes(tensor->precision) <= bytes - offset);
+      CLB_ASSERT(clb_layout_bytes(tensor->layout, tensor->precision, tensor->rows, tensor->cols) <= bytes - offset);
     }
   } while (clb_place_next(model, &place));
 }
@@ -139,15 +139,17 @@ static void load(const tiny_model* tiny, uint32_t weights) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static tiny_model good;
-  if (good.dir_fd == 0) {
-    tiny_make(&good, 1, CLB_BF16, TINY_VOCAB);
-    tiny_write(&good);
+  static tiny_model models[2]; /* of each layout */
+  for (uint32_t layout = 0; layout < 2 && models[layout].dir_fd == 0; ++layout) {
+    tiny_make(&models[layout], 1, CLB_BF16, layout, TINY_VOCAB);
+    tiny_write(&models[layout]);
   }
   if (data == NULL) { /* our own main: the end */
-    tiny_free(&good);
+    tiny_free(&models[0]);
+    tiny_free(&models[1]);
     return 0;
   }
+  const tiny_model good = models[size / 4 % 2];
   tiny_model bent = good;
   bent.model.layer_table = bent.layers;
   bent.model.section_table = bent.sections;

@@ -11,7 +11,7 @@ static void dummy_weights(void) {
   loaded first;
   loaded again;
   loaded other;
-  tiny_make(&tiny, 0, CLB_FP32, 4000);
+  tiny_make(&tiny, 0, CLB_FP32, CLB_LAYOUT_FLAT, 4000);
   CHECK_EQ(load_as(&tiny, CLB_WEIGHTS_DUMMY, 7, &first), CLB_OK);
   CHECK_EQ(load_as(&tiny, CLB_WEIGHTS_DUMMY, 7, &again), CLB_OK);
   CHECK_EQ(load_as(&tiny, CLB_WEIGHTS_DUMMY, 8, &other), CLB_OK);
@@ -49,7 +49,7 @@ static void dummy_weights(void) {
 static void dummy_lays_out_itself(void) {
   tiny_model tiny;
   loaded out;
-  tiny_make(&tiny, 0, CLB_FP32, TINY_VOCAB);
+  tiny_make(&tiny, 0, CLB_FP32, CLB_LAYOUT_FLAT, TINY_VOCAB);
   tiny.model.section_count = 0;
   expect_refusal(&tiny, CLB_ERR_FORMAT, "embedding", "missing");
   tiny.model.file_count = 0;

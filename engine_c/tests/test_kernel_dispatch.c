@@ -36,8 +36,8 @@ static void set_up(void) {
 }
 
 static void put(uint32_t role, int32_t layer, int32_t expert, uint32_t precision) {
-  tensors[clb_weight_index(&table, role, layer, expert)] =
-      (clb_tensor){.data = &data[role], .precision = precision, .rows = role + 1, .cols = 7};
+  tensors[clb_weight_index(&table, role, layer, expert)] = (clb_tensor){
+      .data = &data[role], .precision = precision, .layout = CLB_LAYOUT_ROWS16, .rows = role + 1, .cols = 7};
 }
 
 static int32_t open_with(clb_kernels* kernels, uint32_t first, uint32_t second, uint32_t count, clb_error* error) {
@@ -68,7 +68,8 @@ static void tensors_get_kernels_of_their_precision(void) {
   CHECK(layer[0].qkv.data == NULL && layer[0].experts[0].gate == NULL);
   CHECK(layer[0].experts[1].gate == &data[CLB_ROLE_GATE] && layer[0].experts[1].down == &data[CLB_ROLE_DOWN]);
   CHECK_EQ(layer[0].experts[1].width, CLB_ROLE_GATE + 1);
-  CHECK(layer[0].experts[1].run == layer[1].shared.run && layer[0].experts[1].run != layer[0].shared.run);
+  CHECK(layer[0].experts[1].kernel == layer[1].shared.kernel);
+  CHECK(layer[0].experts[1].kernel != layer[0].shared.kernel);
   CHECK(kernels.head.data == kernels.embedding.data);
   clb_kernels_close(&kernels);
   CHECK(kernels.layers == NULL);

@@ -1,6 +1,7 @@
 /*
- * test_kernels.c: each kernel module against double precision, on biased random input: many zeros, a few large values,
- * odd shapes. A mismatch prints every parameter. Then: the same bits whatever the company and the row range.
+ * test_kernels.c: each kernel module that this machine can run, against double precision, on biased random input: many
+ * zeros, a few large values, odd shapes. A mismatch prints every parameter. Then: the same bits whatever the company,
+ * the lists and the row range; and nearly the same numbers in all modules of one precision.
  */
 #include <dlfcn.h>
 
@@ -8,35 +9,52 @@
 #include "number.h"
 #include "test.h"
 
-enum { MAX_COLS = 1100, MAX_ROWS = 70, MAX_TOKENS = 70 };
+enum { MAX_COLS = 1100, MAX_ROWS = 150, MAX_TOKENS = 70, TILE = CLB_TILE_ROWS, ISAS = 1 };
 
+static const char* const isas[ISAS] = {"generic"};
 static const char* const precisions[] = {"fp32", "fp16", "bf16"};
-static void* handles[3]; /* of the modules; closed by main */
-static _Alignas(64) unsigned char weights[3][4 * MAX_ROWS * MAX_COLS];
-static double wide[3][MAX_ROWS * MAX_COLS]; /* the same weights */
+static void* handles[ISAS][3]; /* of the modules; closed by main */
+static _Alignas(64) unsigned char weights[2][4 * (MAX_ROWS + TILE) * MAX_COLS];
+static double wide[2][MAX_ROWS * MAX_COLS]; /* the same weights, row by row */
 static float input[MAX_TOKENS * MAX_COLS];
-static float output[MAX_TOKENS * 4 * MAX_COLS];
-static float again[MAX_TOKENS * 4 * MAX_COLS];
-static float activation[MAX_TOKENS * MAX_ROWS];
+static float output[2 * MAX_TOKENS * (MAX_ROWS + 3)];
+static float again[2 * MAX_TOKENS * (MAX_ROWS + 3)];
 static float bias[MAX_ROWS];
+static uint32_t inputs[MAX_TOKENS];
+static uint32_t outputs[MAX_TOKENS];
 
-static const clb_module* module_of(uint32_t precision) {
+/* NULL: this machine cannot run it. */
+static const clb_module* module_of(uint32_t isa, uint32_t precision) {
   char path[512];
   const char* const folder = getenv("CLB_MODULE_DIR");
-  (void)snprintf(path, sizeof path, "%s/clb_cpu_generic_%s.so", folder == NULL ? "." : folder, precisions[precision]);
-  if (handles[precision] == NULL) {
-    handles[precision] = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  (void)snprintf(path, sizeof path, "%s/clb_cpu_%s_%s.so", folder == NULL ? "." : folder, isas[isa],
+                 precisions[precision]);
+  if (handles[isa][precision] == NULL) {
+    handles[isa][precision] = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   }
-  CHECK(handles[precision] != NULL);
+  CHECK(handles[isa][precision] != NULL);
   clb_module_entry_fn entry = NULL;
-  void* const symbol = dlsym(handles[precision], CLB_MODULE_ENTRY);
+  void* const symbol = dlsym(handles[isa][precision], CLB_MODULE_ENTRY);
   memcpy(&entry, &symbol, sizeof entry);
   CHECK(entry != NULL);
   const clb_module* const module = entry();
   CHECK_EQ(module->precision, precision);
+  CHECK_EQ(module->layout, CLB_LAYOUT_ROWS16);
   CHECK_EQ(module->abi_version, CLB_ABI_VERSION);
-  CHECK_EQ(module->supported(), 1);
-  return module;
+  CHECK_EQ(module->rank, 10 * isa);
+  CHECK(isa != 0 || module->supported() == 1);
+  return module->supported() == 1 ? module : NULL;
+}
+
+static void for_each_module(void (*check)(const clb_module* module)) {
+  for (uint32_t isa = 0; isa < ISAS; ++isa) {
+    for (uint32_t precision = 0; precision < 3; ++precision) {
+      const clb_module* const module = module_of(isa, precision);
+      if (module != NULL) {
+        check(module);
+      }
+    }
+  }
 }
 
 /* Zero one time in four, large one time in sixteen. */
@@ -49,20 +67,27 @@ static float biased(uint64_t* state) {
   return bits % 16 == 1 ? value * 30.0f : value;
 }
 
-static void fill_weights(uint64_t* state, uint32_t precision, uint32_t matrix, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    const float value = biased(state) * 0.1f;
-    if (precision == CLB_FP32) {
-      ((float*)(void*)weights[matrix])[i] = value;
-      wide[matrix][i] = (double)value;
-    } else if (precision == CLB_FP16) {
-      const uint16_t half = clb_half_of_float(value);
-      ((uint16_t*)(void*)weights[matrix])[i] = half;
-      wide[matrix][i] = (double)clb_float_of_half(half);
-    } else {
-      const uint16_t top = (uint16_t)(clb_bits_of_float(value) >> 16);
-      ((uint16_t*)(void*)weights[matrix])[i] = top;
-      wide[matrix][i] = (double)clb_float_of_bf16(top);
+/* A (rows, cols) matrix in rows16; what pads the last tile is garbage that must not show. */
+static void fill_weights(uint64_t* state, uint32_t precision, uint32_t matrix, uint32_t rows, uint32_t cols) {
+  for (uint32_t row = 0; row < rows || row % TILE != 0; ++row) {
+    for (uint32_t col = 0; col < cols; ++col) {
+      const size_t at = ((size_t)(row / TILE) * cols + col) * TILE + row % TILE;
+      const float value = biased(state) * 0.1f;
+      double exact = (double)value;
+      if (precision == CLB_FP32) {
+        ((float*)(void*)weights[matrix])[at] = value;
+      } else if (precision == CLB_FP16) {
+        const uint16_t half = clb_half_of_float(value);
+        ((uint16_t*)(void*)weights[matrix])[at] = half;
+        exact = (double)clb_float_of_half(half);
+      } else {
+        const uint16_t top = (uint16_t)(clb_bits_of_float(value) >> 16);
+        ((uint16_t*)(void*)weights[matrix])[at] = top;
+        exact = (double)clb_float_of_bf16(top);
+      }
+      if (row < rows) {
+        wide[matrix][(size_t)row * cols + col] = exact;
+      }
     }
   }
 }
@@ -75,6 +100,15 @@ static void fill_floats(uint64_t* state, float* values, size_t count) {
 
 static uint32_t pick(uint64_t* state, uint32_t most) { return 1 + (uint32_t)(clb_test_random(state) % most); }
 
+/* A random row range: from a tile's border to another one, or to the last row. */
+static void pick_range(uint64_t* state, uint32_t rows, uint32_t* begin, uint32_t* end) {
+  const uint32_t tiles = (rows + TILE - 1) / TILE;
+  const uint32_t first = pick(state, tiles) - 1;
+  const uint32_t last = first + pick(state, tiles - first);
+  *begin = first * TILE;
+  *end = last * TILE < rows ? last * TILE : rows;
+}
+
 /* sum and the sum of magnitudes, which bounds the rounding error */
 static void dot_reference(const double* w, const float* x, size_t count, double* sum, double* size) {
   *sum = 0;
@@ -85,222 +119,226 @@ static void dot_reference(const double* w, const float* x, size_t count, double*
   }
 }
 
-static void check_value(double actual, double wanted, double size, const char* what, const clb_linear_args* args,
-                        uint32_t token, uint32_t row) {
-  if (!(fabs(actual - wanted) <= 1e-6 * size + 1e-6)) {
-    (void)fprintf(stderr, "%s: %.9g, expected %.9g; tokens %u cols %u rows %u..%u strides %llu %llu token %u row %u\n",
-                  what, actual, wanted, args->tokens, args->cols, args->row_begin, args->row_end,
-                  (unsigned long long)args->input_stride, (unsigned long long)args->output_stride, token, row);
-    CHECK(0);
+/* Any lists: inputs may repeat, outputs are every second row from the end. */
+static void pick_lists(uint64_t* state, uint32_t tokens) {
+  for (uint32_t t = 0; t < tokens; ++t) {
+    inputs[t] = pick(state, MAX_TOKENS) - 1;
+    outputs[t] = 2 * (tokens - 1 - t) + 1;
   }
 }
 
-static void linear_case(const clb_module* module, uint64_t* state) {
-  const uint32_t cols = pick(state, clb_test_random(state) % 2 == 0 ? 40 : MAX_COLS);
-  const uint32_t rows = pick(state, MAX_ROWS);
-  const uint32_t begin = pick(state, rows) - 1;
-  const clb_linear_args args = {.weights = weights[0],
-                                .bias = clb_test_random(state) % 2 == 0 ? bias : NULL,
-                                .input = input,
-                                .output = output,
-                                .input_stride = cols,
-                                .output_stride = rows + 3u,
-                                .tokens = pick(state, MAX_TOKENS),
-                                .cols = cols,
-                                .row_begin = begin,
-                                .row_end = begin + pick(state, rows - begin)};
-  fill_weights(state, module->precision, 0, (size_t)rows * cols);
-  fill_floats(state, input, (size_t)args.tokens * cols);
-  fill_floats(state, bias, rows);
-  for (size_t i = 0; i < (size_t)args.tokens * args.output_stride; ++i) {
-    output[i] = 12345.0f;
-  }
-  module->linear(&args);
-  for (uint32_t i = 0; i < args.tokens; ++i) {
-    for (uint32_t r = 0; r < args.output_stride; ++r) {
+static void check_linear(const clb_module* module, const clb_linear_args* args, const float* result) {
+  for (uint32_t t = 0; t < args->tokens; ++t) {
+    const uint32_t from = args->inputs == NULL ? t : args->inputs[t];
+    const uint32_t to = args->outputs == NULL ? t : args->outputs[t];
+    for (uint32_t r = 0; r < args->output_stride; ++r) {
       double sum = 12345.0; /* outside the row range nothing is written */
       double size = 0;
-      if (r >= args.row_begin && r < args.row_end) {
-        dot_reference(wide[0] + (size_t)r * cols, input + (size_t)i * cols, cols, &sum, &size);
-        sum += args.bias == NULL ? 0.0 : (double)bias[r];
+      if (r >= args->row_begin && r < args->row_end) {
+        dot_reference(wide[0] + (size_t)r * args->cols, args->input + from * args->input_stride, args->cols, &sum,
+                      &size);
+        sum += args->bias == NULL ? 0.0 : (double)args->bias[r];
       }
-      check_value((double)output[i * args.output_stride + r], sum, size, module->name, &args, i, r);
+      const double actual = (double)result[to * args->output_stride + r];
+      if (!(fabs(actual - sum) <= 1e-6 * size + 1e-6)) {
+        (void)fprintf(stderr,
+                      "%s: %.9g, expected %.9g; tokens %u cols %u rows %u..%u strides %llu %llu lists %d %d "
+                      "token %u row %u\n",
+                      module->name, actual, sum, args->tokens, args->cols, args->row_begin, args->row_end,
+                      (unsigned long long)args->input_stride, (unsigned long long)args->output_stride,
+                      args->inputs != NULL, args->outputs != NULL, t, r);
+        CHECK(0);
+      }
     }
   }
 }
 
-/* linear equals the double-precision product for odd shapes, strides, row ranges, with and without bias. */
-static void linear_is_a_matrix_product(void) {
+static void linear_cases(const clb_module* module) {
   uint64_t state = 1;
-  for (uint32_t precision = 0; precision < 3; ++precision) {
-    const clb_module* const module = module_of(precision);
-    for (uint32_t i = 0; i < 40; ++i) {
-      linear_case(module, &state);
-    }
-  }
-}
-
-/* One output of linear has the same bits for any number of tokens around it and any row range. */
-static void linear_ignores_company(void) {
-  const uint32_t cols = 1037;
-  const uint32_t rows = 13;
-  uint64_t state = 2;
-  for (uint32_t precision = 0; precision < 3; ++precision) {
-    const clb_module* const module = module_of(precision);
-    fill_weights(&state, precision, 0, (size_t)rows * cols);
-    fill_floats(&state, input, (size_t)MAX_TOKENS * cols);
+  for (uint32_t i = 0; i < 40; ++i) {
+    const uint32_t cols = pick(&state, i % 2 == 0 ? 40 : MAX_COLS);
+    const uint32_t rows = pick(&state, MAX_ROWS);
     clb_linear_args args = {.weights = weights[0],
+                            .bias = i / 2 % 2 == 0 ? bias : NULL,
                             .input = input,
                             .output = output,
+                            .inputs = i / 4 % 2 == 0 ? inputs : NULL,
+                            .outputs = i / 8 % 2 == 0 ? outputs : NULL,
                             .input_stride = cols,
-                            .output_stride = rows,
-                            .tokens = MAX_TOKENS,
-                            .cols = cols,
-                            .row_end = rows};
+                            .output_stride = rows + 3u,
+                            .tokens = pick(&state, i % 3 == 0 ? 4 : MAX_TOKENS),
+                            .cols = cols};
+    pick_range(&state, rows, &args.row_begin, &args.row_end);
+    pick_lists(&state, args.tokens);
+    fill_weights(&state, module->precision, 0, rows, cols);
+    fill_floats(&state, input, (size_t)MAX_TOKENS * cols);
+    fill_floats(&state, bias, rows);
+    for (size_t j = 0; j < 2 * (size_t)args.tokens * args.output_stride; ++j) {
+      output[j] = 12345.0f;
+    }
     module->linear(&args);
-    for (uint32_t tokens = 1; tokens < 40; tokens += 3) {
-      for (uint32_t row = 0; row < rows; row += 5) {
-        args.input = input + (size_t)7 * cols;
-        args.output = again;
-        args.tokens = tokens;
-        args.row_begin = row;
-        args.row_end = row + 1;
-        module->linear(&args);
-        for (uint32_t i = 0; i < tokens; ++i) {
-          CHECK(again[i * rows + row] == output[(7 + i) * rows + row]);
-        }
+    check_linear(module, &args, output);
+    for (uint32_t t = 0; args.outputs != NULL && t < args.tokens; ++t) {
+      CHECK(output[2 * t * args.output_stride] == 12345.0f); /* in no list */
+    }
+  }
+}
+
+/* linear equals the double-precision product for odd shapes, strides, row ranges and lists, with and without bias. */
+static void linear_is_a_matrix_product(void) { for_each_module(linear_cases); }
+
+static void linear_company(const clb_module* module) {
+  const uint32_t cols = 1037;
+  const uint32_t rows = 149;
+  uint64_t state = 2;
+  fill_weights(&state, module->precision, 0, rows, cols);
+  fill_floats(&state, input, (size_t)MAX_TOKENS * cols);
+  for (uint32_t t = 0; t < MAX_TOKENS; ++t) {
+    inputs[t] = (t * 29 + 7) % MAX_TOKENS;
+  }
+  clb_linear_args args = {.weights = weights[0],
+                          .input = input,
+                          .output = output,
+                          .input_stride = cols,
+                          .output_stride = rows,
+                          .tokens = MAX_TOKENS,
+                          .cols = cols,
+                          .row_end = rows};
+  module->linear(&args);
+  args.inputs = inputs;
+  args.output = again;
+  for (uint32_t tokens = 1; tokens <= MAX_TOKENS; tokens += tokens < 30 ? 1 : 13) {
+    args.tokens = tokens;
+    args.row_begin = tokens * TILE % 144;
+    args.row_end = args.row_begin + 16 * (1 + tokens % 9);
+    args.row_end = args.row_end < rows ? args.row_end : rows;
+    module->linear(&args);
+    for (uint32_t t = 0; t < tokens; ++t) {
+      for (uint32_t row = args.row_begin; row < args.row_end; ++row) {
+        CHECK(again[t * rows + row] == output[inputs[t] * rows + row]);
       }
     }
   }
 }
 
-typedef struct expert_shape {
-  uint32_t hidden;
-  uint32_t width;
-  uint32_t count;
-} expert_shape;
+/* One output of linear has the same bits for any number of tokens around it, any place in a list and any row range. */
+static void linear_ignores_company(void) { for_each_module(linear_company); }
 
-static clb_expert_args expert_args(const expert_shape* shape, const uint32_t* tokens, const uint32_t* places,
-                                   float* result) {
-  return (clb_expert_args){.gate = weights[0],
-                           .up = weights[1],
-                           .down = weights[2],
-                           .input = input,
-                           .tokens = tokens,
-                           .places = places,
-                           .activation = activation,
-                           .output = result,
-                           .input_stride = shape->hidden,
-                           .output_stride = shape->hidden,
-                           .count = shape->count,
-                           .hidden = shape->hidden,
-                           .width = shape->width};
-}
-
-static void check_expert(const clb_module* module, const expert_shape* shape, uint32_t token, const float* actual) {
-  const float* const x = input + (size_t)token * shape->hidden;
-  static double act[MAX_ROWS];
-  double act_size = 0;
-  for (uint32_t w = 0; w < shape->width; ++w) {
-    double gate = 0;
-    double up = 0;
-    double size = 0;
-    dot_reference(wide[0] + (size_t)w * shape->hidden, x, shape->hidden, &gate, &size);
-    dot_reference(wide[1] + (size_t)w * shape->hidden, x, shape->hidden, &up, &size);
-    act[w] = gate / (1.0 + exp(-gate)) * up;
-    act_size = fmax(act_size, (fabs(gate) + size) * (fabs(up) + size));
-  }
-  for (uint32_t c = 0; c < shape->hidden; ++c) {
-    double sum = 0;
-    double size = 0;
-    for (uint32_t w = 0; w < shape->width; ++w) {
-      sum += act[w] * wide[2][(size_t)w * shape->hidden + c];
-      size += fabs(act[w] * wide[2][(size_t)w * shape->hidden + c]);
-    }
-    if (!(fabs((double)actual[c] - sum) <= 2e-6 * (size + act_size) + 1e-6)) {
-      (void)fprintf(stderr, "%s: %.9g, expected %.9g; count %u hidden %u width %u token %u column %u\n", module->name,
-                    (double)actual[c], sum, shape->count, shape->hidden, shape->width, token, c);
-      CHECK(0);
+static void check_gate_up(const clb_module* module, const clb_gated_linear_args* args) {
+  for (uint32_t t = 0; t < args->tokens; ++t) {
+    const uint32_t from = args->inputs == NULL ? t : args->inputs[t];
+    const float* const x = input + from * args->input_stride;
+    for (uint32_t r = 0; r < args->output_stride; ++r) {
+      double wanted = 12345.0;
+      double bound = 0;
+      if (r >= args->row_begin && r < args->row_end) {
+        double gate;
+        double up;
+        double gate_size;
+        double up_size;
+        dot_reference(wide[0] + (size_t)r * args->cols, x, args->cols, &gate, &gate_size);
+        dot_reference(wide[1] + (size_t)r * args->cols, x, args->cols, &up, &up_size);
+        wanted = gate / (1.0 + exp(-gate)) * up;
+        bound = 2e-6 * (gate_size * (fabs(up) + up_size) + 1.0);
+      }
+      const double actual = (double)output[t * args->output_stride + r];
+      if (!(fabs(actual - wanted) <= bound)) {
+        (void)fprintf(stderr, "%s: %.9g, expected %.9g; tokens %u cols %u rows %u..%u lists %d token %u row %u\n",
+                      module->name, actual, wanted, args->tokens, args->cols, args->row_begin, args->row_end,
+                      args->inputs != NULL, t, r);
+        CHECK(0);
+      }
     }
   }
 }
 
-/* expert equals down(silu(gate x) * up x) in double precision and writes each result to its own place only. */
-static void expert_is_a_gated_ffn(void) {
+static void gate_up_cases(const clb_module* module) {
   uint64_t state = 3;
-  for (uint32_t precision = 0; precision < 3; ++precision) {
-    const clb_module* const module = module_of(precision);
-    for (uint32_t i = 0; i < 25; ++i) {
-      const expert_shape shape = {pick(&state, 600), pick(&state, MAX_ROWS), pick(&state, 34)};
-      uint32_t tokens[34];
-      uint32_t places[34];
-      for (uint32_t m = 0; m < 3; ++m) {
-        fill_weights(&state, precision, m, (size_t)shape.hidden * shape.width);
-      }
-      fill_floats(&state, input, (size_t)MAX_TOKENS * shape.hidden);
-      for (uint32_t t = 0; t < shape.count; ++t) {
-        tokens[t] = pick(&state, MAX_TOKENS) - 1;
-        places[t] = 2 * (shape.count - 1 - t) + 1;
-      }
-      for (size_t c = 0; c < (size_t)2 * shape.count * shape.hidden; ++c) {
-        output[c] = -777.0f;
-      }
-      const clb_expert_args args = expert_args(&shape, tokens, places, output);
-      module->expert(&args);
-      for (uint32_t t = 0; t < shape.count; ++t) {
-        check_expert(module, &shape, tokens[t], output + (size_t)places[t] * shape.hidden);
-        CHECK(output[(size_t)(places[t] - 1) * shape.hidden] == -777.0f);
+  for (uint32_t i = 0; i < 25; ++i) {
+    const uint32_t cols = pick(&state, i % 2 == 0 ? 40 : 600);
+    const uint32_t rows = pick(&state, MAX_ROWS);
+    clb_gated_linear_args args = {.gate = weights[0],
+                             .up = weights[1],
+                             .input = input,
+                             .output = output,
+                             .inputs = i / 2 % 2 == 0 ? inputs : NULL,
+                             .input_stride = cols,
+                             .output_stride = rows + 2u,
+                             .tokens = pick(&state, i % 3 == 0 ? 4 : MAX_TOKENS),
+                             .cols = cols};
+    pick_range(&state, rows, &args.row_begin, &args.row_end);
+    pick_lists(&state, args.tokens);
+    fill_weights(&state, module->precision, 0, rows, cols);
+    fill_weights(&state, module->precision, 1, rows, cols);
+    fill_floats(&state, input, (size_t)MAX_TOKENS * cols);
+    for (size_t j = 0; j < (size_t)args.tokens * args.output_stride; ++j) {
+      output[j] = 12345.0f;
+    }
+    module->gate_up(&args);
+    check_gate_up(module, &args);
+  }
+}
+
+/* gate_up equals silu(gate x) * (up x) in double precision. */
+static void gate_up_is_a_gated_product(void) { for_each_module(gate_up_cases); }
+
+static void gate_up_company(const clb_module* module) {
+  const uint32_t cols = 517;
+  const uint32_t rows = 101;
+  uint64_t state = 4;
+  for (uint32_t m = 0; m < 2; ++m) {
+    fill_weights(&state, module->precision, m, rows, cols);
+  }
+  fill_floats(&state, input, (size_t)MAX_TOKENS * cols);
+  clb_gated_linear_args args = {.gate = weights[0],
+                           .up = weights[1],
+                           .input = input,
+                           .output = output,
+                           .input_stride = cols,
+                           .output_stride = rows,
+                           .tokens = MAX_TOKENS,
+                           .cols = cols,
+                           .row_end = rows};
+  module->gate_up(&args);
+  for (uint32_t tokens = 1; tokens < 40; ++tokens) {
+    args.input = input + (size_t)11 * cols;
+    args.output = again;
+    args.tokens = tokens;
+    args.row_begin = tokens * TILE % 96;
+    module->gate_up(&args);
+    for (uint32_t t = 0; t < tokens; ++t) {
+      for (uint32_t row = args.row_begin; row < rows; ++row) {
+        CHECK(again[t * rows + row] == output[(11 + t) * rows + row]);
       }
     }
   }
 }
 
-/* One token's expert result has the same bits alone and in a bucket of any size. */
-static void expert_ignores_company(void) {
-  const expert_shape full = {517, 67, 37};
-  uint64_t state = 4;
-  uint32_t identity[37];
-  for (uint32_t i = 0; i < 37; ++i) {
-    identity[i] = i;
-  }
-  for (uint32_t precision = 0; precision < 3; ++precision) {
-    const clb_module* const module = module_of(precision);
-    for (uint32_t m = 0; m < 3; ++m) {
-      fill_weights(&state, precision, m, (size_t)full.hidden * full.width);
-    }
-    fill_floats(&state, input, (size_t)MAX_TOKENS * full.hidden);
-    const clb_expert_args all = expert_args(&full, identity, identity, output);
-    module->expert(&all);
-    for (uint32_t count = 1; count <= 9; ++count) {
-      const expert_shape part = {full.hidden, full.width, count};
-      const clb_expert_args args = expert_args(&part, identity + 11, identity, again);
-      module->expert(&args);
-      CHECK(memcmp(again, output + (size_t)11 * full.hidden, (size_t)count * full.hidden * sizeof(float)) == 0);
+/* One output of gate_up has the same bits for any number of tokens around it and any row range. */
+static void gate_up_ignores_company(void) { for_each_module(gate_up_company); }
+
+static void row_case(const clb_module* module) {
+  uint64_t state = 5;
+  fill_weights(&state, module->precision, 0, 37, 33);
+  for (uint32_t row = 0; row < 37; ++row) {
+    module->row(weights[0], row, 33, output);
+    for (uint32_t c = 0; c < 33; ++c) {
+      CHECK((double)output[c] == wide[0][row * 33 + c]);
     }
   }
 }
 
 /* row widens one row of weights exactly. */
-static void row_is_widened_exactly(void) {
-  uint64_t state = 5;
-  for (uint32_t precision = 0; precision < 3; ++precision) {
-    const clb_module* const module = module_of(precision);
-    fill_weights(&state, precision, 0, 5 * 33);
-    module->row(weights[0], 3, 33, output);
-    for (uint32_t c = 0; c < 33; ++c) {
-      CHECK((double)output[c] == wide[0][3 * 33 + c]);
-    }
-  }
-}
+static void row_is_widened_exactly(void) { for_each_module(row_case); }
 
 int main(int argc, char** argv) {
   static const clb_test tests[] = {TEST(linear_is_a_matrix_product), TEST(linear_ignores_company),
-                                   TEST(expert_is_a_gated_ffn), TEST(expert_ignores_company),
+                                   TEST(gate_up_is_a_gated_product), TEST(gate_up_ignores_company),
                                    TEST(row_is_widened_exactly)};
   const int result = clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
-  for (uint32_t i = 0; i < 3; ++i) {
-    if (handles[i] != NULL) {
-      (void)dlclose(handles[i]);
+  for (uint32_t i = 0; i < ISAS * 3; ++i) {
+    if (handles[i / 3][i % 3] != NULL) {
+      (void)dlclose(handles[i / 3][i % 3]);
     }
   }
   return result;

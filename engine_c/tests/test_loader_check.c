@@ -8,7 +8,7 @@
 static void absent_sections_have_no_data(void) {
   tiny_model tiny;
   loaded out;
-  tiny_make(&tiny, 0, CLB_BF16, TINY_VOCAB);
+  tiny_make(&tiny, 0, CLB_BF16, CLB_LAYOUT_FLAT, TINY_VOCAB);
   tiny_write(&tiny);
   /* The bias is optional: without its sections the layer has none, if the gap that it leaves is padding-sized. */
   *tiny_section(&tiny, CLB_ROLE_QKV_BIAS, 0, -1) = tiny.sections[--tiny.model.section_count];
@@ -23,7 +23,7 @@ static void absent_sections_have_no_data(void) {
 static void hostile_names_and_files(void) {
   static const char* const names[] = {"", ".", "..", "../x", "/etc/passwd", "a/b"};
   tiny_model tiny;
-  tiny_make(&tiny, 0, CLB_BF16, TINY_VOCAB);
+  tiny_make(&tiny, 0, CLB_BF16, CLB_LAYOUT_FLAT, TINY_VOCAB);
   for (size_t i = 0; i < sizeof names / sizeof names[0]; ++i) {
     tiny.files[1].name = names[i];
     expect_refusal(&tiny, CLB_ERR_FORMAT, "file 1", "name");
@@ -49,8 +49,9 @@ static void hostile_names_and_files(void) {
 
 /* One number of one section is bent; the message names section and value. */
 static void hostile_sections(void) {
+  enum { GATE = CLB_ROLE_GATE };
   tiny_model tiny;
-  tiny_make(&tiny, 0, CLB_BF16, TINY_VOCAB);
+  tiny_make(&tiny, 0, CLB_BF16, CLB_LAYOUT_FLAT, TINY_VOCAB);
   clb_section_desc* gate = tiny_section(&tiny, CLB_ROLE_GATE, 0, 1);
   clb_section_desc* router = tiny_section(&tiny, CLB_ROLE_ROUTER, 0, -1);
   const clb_section_desc good = *gate;
@@ -60,50 +61,37 @@ static void hostile_sections(void) {
     const char* word;
   } cases[] = {
       {{16, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "role 16"},
-      {{CLB_ROLE_GATE, 2, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
-       CLB_ERR_FORMAT,
-       "layer 2"},
-      {{CLB_ROLE_GATE, -7, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+      {{GATE, 2, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "layer 2"},
+      {{GATE, -7, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
        CLB_ERR_FORMAT,
        "not part"},
-      {{CLB_ROLE_GATE, 0, 3, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
-       CLB_ERR_FORMAT,
-       "expert 3"},
-      {{CLB_ROLE_GATE, 0, -2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+      {{GATE, 0, 3, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "expert 3"},
+      {{GATE, 0, -2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
        CLB_ERR_FORMAT,
        "not part"},
-      {{CLB_ROLE_GATE, 0, 1, 4, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
-       CLB_ERR_FORMAT,
-       "file index is 4"},
-      {{CLB_ROLE_GATE, 0, 1, good.file, 1, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "offset 1"},
-      {{CLB_ROLE_GATE, 0, 1, good.file, UINT64_MAX - 1, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+      {{GATE, 0, 1, 4, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "file index is 4"},
+      {{GATE, 0, 1, good.file, 1, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "offset 1"},
+      {{GATE, 0, 1, good.file, UINT64_MAX - 1, good.bytes, CLB_BF16, 0, good.rows, good.cols},
        CLB_ERR_FORMAT,
        "beyond"},
-      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, UINT64_MAX, CLB_BF16, 0, good.rows, good.cols},
+      {{GATE, 0, 1, good.file, good.offset, UINT64_MAX, CLB_BF16, 0, good.rows, good.cols},
        CLB_ERR_FORMAT,
        "its shape"},
-      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, 0, CLB_BF16, 0, good.rows, good.cols},
-       CLB_ERR_FORMAT,
-       "its shape"},
-      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, good.bytes, 3, 0, good.rows, good.cols},
+      {{GATE, 0, 1, good.file, good.offset, 0, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "its shape"},
+      {{GATE, 0, 1, good.file, good.offset, good.bytes, 3, 0, good.rows, good.cols},
        CLB_ERR_UNSUPPORTED,
        "precision 3"},
-      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 1, good.rows, good.cols},
+      {{GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 2, good.rows, good.cols},
        CLB_ERR_UNSUPPORTED,
-       "layout 1"},
-      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.cols, good.rows},
+       "layout 2"},
+      {{GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 1, good.rows, good.cols},
        CLB_ERR_FORMAT,
-       "(16, 8)"},
-      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, 65536, 65536},
-       CLB_ERR_FORMAT,
-       "(65536, 65536)"},
-      {{CLB_ROLE_GATE, 0, 2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
-       CLB_ERR_FORMAT,
-       "twice"},
-      {{CLB_ROLE_GATE, 0, 1, good.file, good.bytes, good.bytes, CLB_BF16, 0, good.rows, good.cols},
-       CLB_ERR_FORMAT,
-       "overlaps"},
-      {{CLB_ROLE_GATE, 0, 1, good.file, good.offset + 2, good.bytes, CLB_BF16, 0, good.rows, good.cols},
+       "its shape takes 512"},
+      {{GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.cols, good.rows}, CLB_ERR_FORMAT, "(16, 8)"},
+      {{GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, 65536, 65536}, CLB_ERR_FORMAT, "(65536, 65536)"},
+      {{GATE, 0, 2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "twice"},
+      {{GATE, 0, 1, good.file, good.bytes, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "overlaps"},
+      {{GATE, 0, 1, good.file, good.offset + 2, good.bytes, CLB_BF16, 0, good.rows, good.cols},
        CLB_ERR_FORMAT,
        "overlaps"},
   };
@@ -117,12 +105,15 @@ static void hostile_sections(void) {
   *gate = good;
   router->precision = CLB_BF16;
   expect_refusal(&tiny, CLB_ERR_FORMAT, "router of layer 0", "fp32");
+  router->precision = CLB_FP32;
+  tiny_section(&tiny, CLB_ROLE_ATTN_NORM, 0, -1)->layout = CLB_LAYOUT_ROWS16; /* of matrices only */
+  expect_refusal(&tiny, CLB_ERR_UNSUPPORTED, "attn_norm of layer 0", "layout 1");
   tiny_free(&tiny);
 }
 
 static void missing_sections_and_gaps(void) {
   tiny_model tiny;
-  tiny_make(&tiny, 0, CLB_BF16, TINY_VOCAB);
+  tiny_make(&tiny, 0, CLB_BF16, CLB_LAYOUT_FLAT, TINY_VOCAB);
   clb_section_desc* last = &tiny.sections[--tiny.model.section_count];
   CHECK_EQ(last->role, CLB_ROLE_DOWN);
   expect_refusal(&tiny, CLB_ERR_FORMAT, "down of layer 1", "missing");

@@ -8,7 +8,7 @@
 /* Each limit of the description itself. */
 static void hostile_models(void) {
   tiny_model tiny;
-  tiny_make(&tiny, 1, CLB_BF16, TINY_VOCAB);
+  tiny_make(&tiny, 1, CLB_BF16, CLB_LAYOUT_FLAT, TINY_VOCAB);
   const clb_model_desc good = tiny.model;
 #define BEND(field, value, status, word)         \
   do {                                           \
@@ -44,7 +44,7 @@ static void hostile_models(void) {
 
 static void hostile_layers(void) {
   tiny_model tiny;
-  tiny_make(&tiny, 0, CLB_BF16, TINY_VOCAB);
+  tiny_make(&tiny, 0, CLB_BF16, CLB_LAYOUT_FLAT, TINY_VOCAB);
 #define BEND(layer, field, value, status, word)     \
   do {                                              \
     const clb_layer_desc good = tiny.layers[layer]; \

@@ -66,7 +66,7 @@ static void make_model(tiny_model* tiny, int shared, uint32_t vocab) {
 
 /* Appends a section to its file: routed experts to their own (layer 1 names those of layer 0), the rest to dense.bin.
  */
-static void add_section(tiny_model* tiny, clb_place place, uint32_t precision) {
+static void add_section(tiny_model* tiny, clb_place place, uint32_t precision, uint32_t layout) {
   const clb_demand demand = clb_demand_of(&tiny->model, place.role, place.layer, place.expert);
   clb_section_desc* section = &tiny->sections[tiny->model.section_count++];
   section->role = place.role;
@@ -74,9 +74,11 @@ static void add_section(tiny_model* tiny, clb_place place, uint32_t precision) {
   section->expert = place.expert;
   section->file = place.expert < 0 ? 0u : (uint32_t)place.expert + 1u;
   section->precision = demand.narrow != 0 ? precision : CLB_FP32;
-  section->rows = demand.rows;
-  section->cols = demand.cols;
-  section->bytes = (uint64_t)demand.rows * demand.cols * clb_element_bytes(section->precision);
+  section->layout = demand.matrix != 0 ? layout : CLB_LAYOUT_FLAT;
+  const int transposed = place.role == CLB_ROLE_DOWN && layout == CLB_LAYOUT_FLAT;
+  section->rows = transposed ? demand.cols : demand.rows;
+  section->cols = transposed ? demand.rows : demand.cols;
+  section->bytes = clb_layout_bytes(section->layout, section->precision, section->rows, section->cols);
   if (place.layer == 1 && place.expert >= 0) {
     section->offset = tiny_section(tiny, place.role, 0, place.expert)->offset;
     return;
@@ -86,7 +88,7 @@ static void add_section(tiny_model* tiny, clb_place place, uint32_t precision) {
   file->bytes = section->offset + section->bytes;
 }
 
-void tiny_make(tiny_model* tiny, int shared, uint32_t precision, uint32_t vocab) {
+void tiny_make(tiny_model* tiny, int shared, uint32_t precision, uint32_t layout, uint32_t vocab) {
   memset(tiny, 0, sizeof *tiny);
   tiny->dir_fd = -1;
   make_model(tiny, shared, vocab);
@@ -97,7 +99,7 @@ void tiny_make(tiny_model* tiny, int shared, uint32_t precision, uint32_t vocab)
   clb_place place = {0, -1, -1};
   do {
     if (clb_demand_of(&tiny->model, place.role, place.layer, place.expert).rows != 0) {
-      add_section(tiny, place, precision);
+      add_section(tiny, place, precision, layout);
     }
   } while (clb_place_next(&tiny->model, &place));
   for (uint32_t i = 0; i < TINY_FILES; ++i) {
@@ -107,8 +109,8 @@ void tiny_make(tiny_model* tiny, int shared, uint32_t precision, uint32_t vocab)
   for (uint32_t i = 0; i < tiny->model.section_count; ++i) {
     const clb_section_desc* section = &tiny->sections[i];
     if (section->layer != 1 || section->expert < 0) {
-      clb_dummy_fill(7, (clb_place){section->role, section->layer, section->expert}, section->precision, section->rows,
-                     section->cols, tiny->bytes[section->file] + section->offset);
+      clb_dummy_fill(7, (clb_place){section->role, section->layer, section->expert}, section->precision,
+                     section->layout, section->rows, section->cols, tiny->bytes[section->file] + section->offset);
     }
   }
   tiny_sum(tiny);

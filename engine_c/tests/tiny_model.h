@@ -32,8 +32,8 @@ typedef struct tiny_model {
   int dir_fd;
 } tiny_model;
 
-/* Description and contents; matrices in `precision`. */
-void tiny_make(tiny_model* tiny, int shared, uint32_t precision, uint32_t vocab);
+/* Description and contents; matrices in `precision` and `layout`. The values depend on neither but for rounding. */
+void tiny_make(tiny_model* tiny, int shared, uint32_t precision, uint32_t layout, uint32_t vocab);
 /* Recomputes the checksums after contents were changed. */
 void tiny_sum(tiny_model* tiny);
 /* Writes all files into a new folder and opens it. */

@@ -1,0 +1,136 @@
+/*
+ * loader_place.c: where sections come to lie in memory, and the way from flat to rows16. Contract: loader_internal.h.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "assert.h"
+#include "loader_internal.h"
+
+#define BLOCK_ALIGNMENT 256u /* of a repacked section */
+
+static clb_demand demand_of(const clb_model_desc* model, const clb_section_desc* section) {
+  return clb_demand_of(model, section->role, section->layer, section->expert);
+}
+
+/* Sections [first, end) of the sorted list lie in one file: gives each its block and returns the end of the last. */
+static uint64_t place_blocks(const clb_model_desc* model, clb_placement* at, uint32_t first, uint32_t end,
+                             uint64_t base) {
+  uint64_t next = base;
+  for (uint32_t i = first; i < end; ++i) {
+    const clb_section_desc* const section = at->sorted[i];
+    uint64_t* const place = &at->sections[section - model->section_table];
+    if (i > first && at->sorted[i - 1]->offset == section->offset) { /* the same bytes, used by two layers */
+      *place = at->sections[at->sorted[i - 1] - model->section_table];
+      continue;
+    }
+    const clb_demand demand = demand_of(model, section);
+    *place = clb_align_up(next, BLOCK_ALIGNMENT);
+    next = *place + clb_layout_bytes(demand.matrix != 0 ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT, section->precision,
+                                     demand.rows, demand.cols);
+  }
+  return next;
+}
+
+static uint64_t place_file(const clb_model_desc* model, clb_placement* at, uint32_t file, uint32_t first, uint32_t end,
+                           uint64_t base) {
+  int repacked = 0;
+  for (uint32_t i = first; i < end; ++i) {
+    const clb_demand demand = demand_of(model, at->sorted[i]);
+    repacked |= clb_is_repacked(at->sorted[i], &demand);
+  }
+  if (repacked != 0) {
+    at->files[file] = UINT64_MAX;
+    return place_blocks(model, at, first, end, base);
+  }
+  at->files[file] = base;
+  for (uint32_t i = first; i < end; ++i) {
+    at->sections[at->sorted[i] - model->section_table] = base + at->sorted[i]->offset;
+  }
+  return base + model->file_table[file].bytes;
+}
+
+int32_t clb_placement_make(const clb_model_desc* model, clb_placement* placement, clb_error* error) {
+  const size_t sections = model->section_count;
+  const size_t files = model->file_count;
+  memset(placement, 0, sizeof *placement);
+  void* const memory = malloc(sections * sizeof(clb_section_desc*) + (sections + files + 1) * sizeof(uint64_t));
+  if (memory == NULL) {
+    return clb_fail(error, CLB_ERR_MEMORY, "no memory for the places of %u sections", model->section_count);
+  }
+  placement->sections = memory;
+  placement->files = placement->sections + sections;
+  placement->sorted = (const clb_section_desc**)(void*)(placement->files + files + 1);
+  placement->alignment = 4096;
+  for (uint32_t i = 0; i < model->section_count; ++i) {
+    placement->sorted[i] = &model->section_table[i];
+  }
+  if (sections != 0) {
+    qsort(placement->sorted, sections, sizeof placement->sorted[0], clb_section_order);
+  }
+  uint32_t next = 0;
+  for (uint32_t file = 0; file < model->file_count; ++file) {
+    const uint32_t first = next;
+    const uint32_t alignment = model->file_table[file].alignment;
+    while (next < model->section_count && placement->sorted[next]->file == file) {
+      ++next;
+    }
+    /* At most 2^17 files of 2^46 bytes, each section padded to at most 16 times its size: no overflow. */
+    placement->bytes = place_file(model, placement, file, first, next, clb_align_up(placement->bytes, alignment));
+    placement->alignment = alignment > placement->alignment ? alignment : placement->alignment;
+  }
+  return CLB_OK;
+}
+
+void clb_placement_free(clb_placement* placement) {
+  free(placement->sections);
+  memset(placement, 0, sizeof *placement);
+}
+
+/* `count` elements, `step` apart in the target. */
+static void copy_elements(const unsigned char* source, uint64_t count, uint64_t element, uint64_t step,
+                          unsigned char* target) {
+  if (step == 1) {
+    memcpy(target, source, (size_t)(count * element));
+  } else if (element == 4) {
+    for (uint64_t i = 0; i < count; ++i) {
+      memcpy(target + i * step * 4, source + i * 4, 4);
+    }
+  } else {
+    for (uint64_t i = 0; i < count; ++i) {
+      memcpy(target + i * step * 2, source + i * 2, 2);
+    }
+  }
+}
+
+/* The last tile has rows that no byte of the file fills. */
+static void clear_last_tile(uint64_t rows, uint64_t cols, uint64_t element, unsigned char* memory) {
+  if (rows % CLB_TILE_ROWS != 0) {
+    const uint64_t tile = CLB_TILE_ROWS * cols * element;
+    memset(memory + rows / CLB_TILE_ROWS * tile, 0, (size_t)tile);
+  }
+}
+
+void clb_repack(const clb_section_desc* section, uint64_t offset, const void* source, uint64_t bytes, void* memory) {
+  const uint64_t element = clb_element_bytes(section->precision);
+  const int transposed = section->role == CLB_ROLE_DOWN;
+  const uint64_t rows = transposed ? section->cols : section->rows; /* of the matrix */
+  const uint64_t cols = transposed ? section->rows : section->cols;
+  const uint64_t end = (offset + bytes) / element;
+  const unsigned char* from = source;
+  CLB_ASSERT(offset % element == 0 && bytes % element == 0);
+  if (offset == 0) {
+    clear_last_tile(rows, cols, element, memory);
+  }
+  for (uint64_t at = offset / element, count = 0; at < end; at += count) {
+    /* flat: along a row, elements lie 16 apart. Transposed: along a column, 16 rows lie side by side. */
+    const uint64_t row = transposed ? at % rows : at / cols;
+    const uint64_t col = transposed ? at / rows : at % cols;
+    const uint64_t in_tile = CLB_TILE_ROWS - row % CLB_TILE_ROWS;
+    const uint64_t run = transposed ? (rows - row < in_tile ? rows - row : in_tile) : cols - col;
+    count = end - at < run ? end - at : run;
+    copy_elements(from, count, element, transposed ? 1 : CLB_TILE_ROWS,
+                  (unsigned char*)memory + clb_rows16_index(row, col, cols) * element);
+    from += count * element;
+  }
+}
