@@ -17,8 +17,9 @@ from colibrid.model import floats
 from colibrid.model.checkpoint import PRECISION_BY_DTYPE
 
 if TYPE_CHECKING:
-    from colibrid.model.manifest import Precision
     from pathlib import Path
+
+    from colibrid.model.manifest import Precision
 
 
 def write_checkpoint(case: Case, folder: Path) -> Path:

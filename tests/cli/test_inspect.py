@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import zlib
 from typing import TYPE_CHECKING
 
+from random_cases import CASES
+from random_checkpoints import write_checkpoint
+
 from colibrid.cli.main import run
+from colibrid.model.convert import convert
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
     from colibrid.model.pack import Pack
@@ -23,6 +30,25 @@ def test_text_names_what_a_reader_wants(bundled_pack: Pack, capsys: pytest.Captu
         "for 32 slots of 2048 tokens",
     ):  # fmt: skip
         assert part in output
+
+
+def test_norms_and_windows_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is special about a family's attention is in the text; its norms and biases are in the parts."""
+    wanted = {
+        "qwen3-window": "own head, norm of each q and k head\n  layers 0-1  8 experts of width 24, 2 a token, "
+        "softmax weights renormalised, window of 9 tokens\n",
+        "olmoe-gqa-biases": "own head, norm of q and of k\n  layers 0-2  16 experts of width 24, 4 a token, "
+        "softmax weights renormalised\n",
+        "qwen-window-below-third-layer": "  layer 2     dense, width 48, window of 7 tokens\n",
+    }
+    for case in (case for case in CASES if case.name in wanted):
+        convert(write_checkpoint(case, tmp_path / "src" / case.name), tmp_path / case.name, crc32c=zlib.crc32)
+        assert run(["inspect", str(tmp_path / case.name)]) == 0
+        assert wanted[case.name] in capsys.readouterr().out
+    assert run(["inspect", str(tmp_path / "olmoe-gqa-biases"), "--json"]) == 0
+    parts = json.loads(capsys.readouterr().out)["bytes_by_part"]
+    assert parts["norms"] == 4 * (64 + 3 * (64 + 64 + 64 + 32))
+    assert parts["attention"] == 3 * (2 * (128 * 64 + 64 * 64) + 4 * (128 + 64))
 
 
 def test_json_adds_up(bundled_pack: Pack, capsys: pytest.CaptureFixture[str]) -> None:

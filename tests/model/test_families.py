@@ -9,6 +9,7 @@ from colibrid.errors import ModelError
 from colibrid.model.families import FAMILIES, family_of
 from colibrid.model.families.config import Config
 from colibrid.model.families.rope import inverse_frequencies
+from colibrid.model.layout import planned_files
 
 if TYPE_CHECKING:
     from colibrid.model.families.base import Description
@@ -22,6 +23,32 @@ OLMOE = config_of(next(case for case in CASES if case.family == "olmoe"))
 def _read(base: dict[str, Any], **changes: Any) -> Description:
     config = {**base, **changes}
     return family_of(config).read(Config(config))
+
+
+# The shapes of published models, and their parameters as counted by the reference.
+PUBLISHED = [
+    (
+        {**QWEN3, "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48}
+        | {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40960}
+        | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "max_window_layers": 48}
+        | {"rope_theta": 1000000.0, "rope_scaling": None, "sliding_window": None, "use_sliding_window": False},
+        30_532_122_624,
+    ),
+    (
+        {**OLMOE, "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 1024, "num_hidden_layers": 16}
+        | {"num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 4096}
+        | {"num_experts": 64, "num_experts_per_tok": 8, "rope_scaling": None, "clip_qkv": None},
+        6_919_161_856,
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "parameters"), PUBLISHED, ids=["Qwen3-30B-A3B", "OLMoE-1B-7B"])
+def test_published_shapes_have_their_parameters(config: dict[str, Any], parameters: int) -> None:
+    """The tensors of a pack hold as many values as the model has parameters."""
+    read = family_of(config).read(Config(config))
+    files = planned_files(read.hyperparameters, read.layers, "bf16")
+    assert sum(rows * cols for file in files for rows, cols in (part.shape for part in file.sections)) == parameters
 
 
 def test_an_unknown_architecture_is_refused_with_the_supported_ones() -> None:
