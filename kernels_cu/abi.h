@@ -1,18 +1,31 @@
 /*
  * abi.h: the argument structs of all CUDA kernels, shared by C (which fills them) and CUDA (which reads them
- * as one __grid_constant__ parameter).
+ * as one __grid_constant__ parameter), and the state that lives in device memory between steps.
  *
  * Rules: pointers first, then 64-bit strides, then 32-bit values; no padding; sizes asserted below, checked
  * again against the loaded cubin with cuFuncGetParamInfo. Strides are in elements. C writes device addresses
  * as numbers, so the pointer members are declared through CLB_DEVICE_PTR and have 8 bytes on both sides.
  * Any change of a struct or of a kernel's meaning raises CLB_KERNELS_ABI.
+ *
+ * Letters: T rows of a step (read from *row_count, at most max_rows), d hidden, q = heads * head_dim,
+ * kv = kv_heads * head_dim, E experts of the layer, K = k_max columns of the routing tables, w width of an expert,
+ * V vocabulary, H rows whose logits are wanted (at most CLB_FEW_ROWS), N slots.
+ *
+ * Two forms of numbers that only this folder knows (docs/decisions/0004-cuda-engine.md draws both):
+ *   mma weights   (rows, cols) padded with zeros to multiples of 16, in tiles of 16 x 16 of 512 bytes:
+ *                 tile (R, C) is number R * (cols / 16) + C; lane l of 32 owns its bytes 16 l .. 16 l + 15, which are
+ *                 the four registers of operand A of mma.m16n8k16.
+ *   split rows    (T, cols), 4 bytes an element: every value as a high and a low half of the weights' type, 64 bytes
+ *                 for 16 columns: lane q of 4 owns 16 bytes = {high of columns 2q, 2q+1 | high of 2q+8, 2q+9 |
+ *                 low of 2q, 2q+1 | low of 2q+8, 2q+9}: two registers of operand B, twice. fp16 halves hold the value
+ *                 times CLB_SPLIT_FP16_SCALE.
  */
 #ifndef CLB_KERNELS_ABI_H
 #define CLB_KERNELS_ABI_H
 
 #include <stdint.h>
 
-#define CLB_KERNELS_ABI 1u
+#define CLB_KERNELS_ABI 2u
 
 #ifdef __CUDACC__
 #define CLB_DEVICE_PTR(type) type*
@@ -22,40 +35,230 @@
 #define CLB_SIZE_ASSERT(type, bytes) _Static_assert(sizeof(type) == (bytes), "padding in " #type)
 #endif
 
-/* Tokens that one block of the router and bucket kernels takes: one bit of a 64-bit mask each. */
-#define CLB_ROUTER_BLOCK_TOKENS 64u
-#define CLB_ROUTER_THREADS 1024u /* >= CLB_ROUTER_MAX_EXPERTS */
-#define CLB_ROUTER_MAX_EXPERTS 512u
-#define CLB_ROUTER_MAX_K 16u
-#define CLB_ROUTER_NONE 0xffffffffu /* in indices: this rank holds no expert */
+#define CLB_NONE 0xffffffffu           /* no slot, no expert */
+#define CLB_TILE 16u                   /* rows and columns of a tile; partial sums of squares are one a tile */
+#define CLB_FEW_ROWS 64u               /* most rows of the few-row kernels, of a decode step, of the head */
+#define CLB_SPLIT_FP16_SCALE 0.015625f /* a power of two: residuals up to 4e6 fit */
+#define CLB_MATMUL_THREADS 256u        /* all matrix kernels: 8 warps */
+
+/* ------------------------------------------------------- state between steps */
+
+/* One row of a step. Decode: written by clb_embed from the slots. Prefill: copied in by the host. */
+typedef struct clb_row {
+  uint32_t slot; /* NONE: an idle row (its slot ended on the device): no kernel writes anything for it that counts */
+  uint32_t position; /* in the slot's sequence, where its K and V go */
+  int32_t token;
+  int32_t status; /* clb_status: OK, or NOT_FINITE set by the router */
+} clb_row;
+CLB_SIZE_ASSERT(clb_row, 16);
+
+/* Which slots a decode step takes; copied in by the host when it changes. The graph's bucket is >= count. */
+typedef struct clb_slot_list {
+  uint32_t count;
+  uint32_t slots[CLB_FEW_ROWS];
+} clb_slot_list;
+CLB_SIZE_ASSERT(clb_slot_list, 260);
 
 typedef struct clb_router_policy { /* = clb_expert_policy of colibri.h */
   uint32_t k;                      /* 0: the layer's own */
   float threshold;                 /* 0: off */
 } clb_router_policy;
+CLB_SIZE_ASSERT(clb_router_policy, 8);
 
-/* clb_router_fp32, clb_bucket: T = tokens of this step (read from *token_count, at most max_tokens),
-   E = experts, K = k_max, B = ceil(max_tokens / 64). */
+typedef struct clb_token_bias { /* = clb_bias of colibri.h */
+  int32_t token;
+  float bias;
+} clb_token_bias;
+CLB_SIZE_ASSERT(clb_token_bias, 8);
+
+/* One slot. Copied in whole at open, after which the device moves on what is marked with *; the host may copy in single
+   members in stream order (active = 0 cancels). */
+typedef struct clb_device_slot {
+  uint64_t generation;
+  uint64_t seed;
+  uint64_t prefix_run;  /* device address of a KV run, 0 = none */
+  uint64_t own_run;     /* device address, 0 = none */
+  uint64_t records;     /* device address of the slot's record ring in the channel (clb_record of colibri.h) */
+  uint64_t written;     /* * records written since open; the next one's place is written & record_mask */
+  uint64_t assignments; /* * (token, expert) pairs computed, prompt and output */
+  uint64_t trimmed;     /* * left out by k or threshold */
+  uint32_t
+      prefix_tokens; /* positions below this lie in the prefix run, at their own index; others at p - prefix_tokens */
+  uint32_t prefix_capacity; /* tokens between heads of the prefix run */
+  uint32_t own_capacity;    /* the same of the own run */
+  uint32_t active;          /* * 1: decode steps take it; 0 from a stop id, the length or a failure on */
+  uint32_t position;        /* * of `token`: the K and V of earlier positions are there */
+  uint32_t generated;       /* * output position of the next sampled token */
+  int32_t token;            /* * input of the next decode step */
+  uint32_t record_mask;     /* records of the ring - 1 */
+  uint32_t flags;           /* CLB_REQ_* of colibri.h */
+  uint32_t choice;
+  uint32_t max_tokens;
+  uint32_t min_tokens;
+  uint32_t top_logprobs;
+  uint32_t top_k;
+  uint32_t stop_count;
+  uint32_t bias_count;
+  float temperature;
+  float top_p;
+  float min_p;
+  float presence_penalty;
+  float frequency_penalty;
+  float repetition_penalty;
+  uint32_t needs_counts; /* 1: a penalty is on, its row of token counts is in use */
+  uint32_t prompt_top_logprobs;
+} clb_device_slot;
+CLB_SIZE_ASSERT(clb_device_slot, 160);
+
+/* What the host learns of a row of a step, in mapped host memory. */
+typedef enum clb_device_event_kind {
+  CLB_DEVICE_IDLE = 0,   /* nothing: an idle row */
+  CLB_DEVICE_TOKEN = 1,  /* record `record` of the slot's ring is written */
+  CLB_DEVICE_FAILED = 2, /* `status` says why; the slot is inactive now */
+  CLB_DEVICE_CHUNK = 3   /* a prompt row was computed and nothing sampled; status OK */
+} clb_device_event_kind;
+
+typedef struct clb_device_event {
+  uint64_t generation;
+  uint64_t record;
+  uint64_t assignments; /* the slot's sums so far */
+  uint64_t trimmed;
+  uint32_t slot;
+  uint32_t position; /* output position */
+  int32_t token;
+  uint32_t flags; /* CLB_FINISH_* of colibri.h */
+  int32_t status;
+  uint32_t kind; /* clb_device_event_kind */
+} clb_device_event;
+CLB_SIZE_ASSERT(clb_device_event, 56);
+
+/* The mailbox: | sequence u64, 56 bytes of nothing | events[CLB_MAILBOX_STEPS][CLB_FEW_ROWS] |. Step s (counted from 0
+   on the device) writes its rows to events[s % STEPS] and then sequence = s + 1 with release to the whole system. The
+   host has at most STEPS - 1 steps in flight. */
+#define CLB_MAILBOX_STEPS 4u
+#define CLB_MAILBOX_EVENTS 64u /* byte offset of events */
+#define CLB_MAILBOX_BYTES 14400u
+CLB_SIZE_ASSERT(clb_device_event[CLB_MAILBOX_STEPS * CLB_FEW_ROWS], CLB_MAILBOX_BYTES - CLB_MAILBOX_EVENTS);
+
+/* The matrices of one expert, mma weights: gate (w, d), up (w, d), down (d, w). One table a layer in device memory;
+   swapping an expert is one copy of 24 bytes between steps. */
+typedef struct clb_expert_weights {
+  uint64_t gate;
+  uint64_t up;
+  uint64_t down;
+} clb_expert_weights;
+CLB_SIZE_ASSERT(clb_expert_weights, 24);
+
+/* ----------------------------------------------------------------- embedding */
+
+/* clb_embed_{bf16,fp16}: the start of a step. Grid max_rows blocks of 256 threads.
+   residual = the token's embedding; input = split rows of residual * norm; sumsq = sum of squares of each 16 columns of
+   residual; rope = cosines, then sines of the row's position. With `list`, row t becomes that of slot list->slots[t],
+   or idle if the slot is inactive, and *row_count = list->count. A row of an idle slot is zero everywhere. */
+typedef struct clb_embed_args {
+  CLB_DEVICE_PTR(const uint32_t) embedding;    /* (V, d) mma weights */
+  CLB_DEVICE_PTR(const float) norm;            /* (d): attention norm of layer 0 */
+  CLB_DEVICE_PTR(const float) inv_freq;        /* (head_dim / 2) */
+  CLB_DEVICE_PTR(const clb_slot_list) list;    /* decode; NULL: rows and *row_count are given */
+  CLB_DEVICE_PTR(const clb_device_slot) slots; /* (N) */
+  CLB_DEVICE_PTR(clb_row) rows;                /* (max_rows) */
+  CLB_DEVICE_PTR(uint32_t) row_count;          /* (1) */
+  CLB_DEVICE_PTR(float) residual;              /* (T, d) */
+  CLB_DEVICE_PTR(uint32_t) input;              /* (T, d) split rows */
+  CLB_DEVICE_PTR(float) sumsq;                 /* (T, d / 16) */
+  CLB_DEVICE_PTR(float) rope;                  /* (T, head_dim) */
+  uint32_t hidden;                             /* d, a multiple of 16 */
+  uint32_t head_dim;
+  float rope_scale;
+  uint32_t reserved;
+} clb_embed_args;
+CLB_SIZE_ASSERT(clb_embed_args, 104);
+
+/* ------------------------------------------------------------------ matrices */
+
+/* clb_linear_{bf16,fp16} (at most 64 rows) and clb_linear_many_{bf16,fp16} (any number):
+     y[t][r] = norm(t) * sum_c weights[r][c] * input[t][c] + bias[r],   norm(t) = 1 / sqrt(sum of sumsq[t] / cols + eps)
+   With `residual`: x = residual[t][r] + y goes back to residual, x * next_norm[r] to next_input, and the sums of x * x
+   over 16 rows of the matrix to next_sumsq. Otherwise y goes to output, and with `candidates` each row tile says its
+   largest y and where (the lowest row of equal ones); NaN if one of its 16 values is not finite.
+   Grids: linear min(rows / 16, blocks wanted); many (rows / 128 rounded up, max_rows / 64 rounded up). */
+typedef struct clb_matmul_args {
+  CLB_DEVICE_PTR(const uint32_t) weights;    /* (rows, cols) mma weights */
+  CLB_DEVICE_PTR(const float) bias;          /* (rows) or NULL */
+  CLB_DEVICE_PTR(const uint32_t) input;      /* (., cols) split rows */
+  CLB_DEVICE_PTR(const float) sumsq;         /* (., sumsq_count) of input, or NULL: norm(t) = 1 */
+  CLB_DEVICE_PTR(const uint32_t) input_rows; /* (T): input and sumsq row of each row; NULL: identity. Few rows only */
+  CLB_DEVICE_PTR(const uint32_t) row_count;  /* (1): T */
+  CLB_DEVICE_PTR(float) output;              /* (T, rows) at output_stride, or NULL */
+  CLB_DEVICE_PTR(float) residual;            /* (T, rows), or NULL */
+  CLB_DEVICE_PTR(const float) next_norm;     /* (rows), with residual */
+  CLB_DEVICE_PTR(uint32_t) next_input;       /* (T, rows) split rows, with residual */
+  CLB_DEVICE_PTR(float) next_sumsq;          /* (T, rows / 16), with residual */
+  CLB_DEVICE_PTR(clb_token_bias) candidates; /* (T, rows / 16 rounded up) {row, value}, or NULL. Few rows only */
+  uint64_t output_stride;
+  uint32_t rows; /* as the model means them; with residual a multiple of 16 */
+  uint32_t cols; /* a multiple of 16 */
+  uint32_t sumsq_count;
+  float epsilon;
+} clb_matmul_args;
+CLB_SIZE_ASSERT(clb_matmul_args, 120);
+
+/* clb_router_logits: fp32 weights, fp32 sums. logits[t][e] = norm(t) * sum_c weights[e][c] * norm[c] * residual[t][c],
+   and shared_scale[t] = sigmoid of the same with the row shared_gate.
+   Grid (E + 1 rounded up to 4 / 4, max_rows / 8 rounded up), 128 threads. */
+typedef struct clb_router_logits_args {
+  CLB_DEVICE_PTR(const float) weights;      /* (E, d) row-major */
+  CLB_DEVICE_PTR(const float) shared_gate;  /* (d) or NULL */
+  CLB_DEVICE_PTR(const float) norm;         /* (d) */
+  CLB_DEVICE_PTR(const float) residual;     /* (T, d) */
+  CLB_DEVICE_PTR(const float) sumsq;        /* (T, d / 16) */
+  CLB_DEVICE_PTR(const uint32_t) row_count; /* (1) */
+  CLB_DEVICE_PTR(float) logits;             /* (T, E) */
+  CLB_DEVICE_PTR(float) shared_scale;       /* (T), with shared_gate */
+  uint32_t experts;
+  uint32_t hidden;
+  float epsilon;
+  uint32_t reserved;
+} clb_router_logits_args;
+CLB_SIZE_ASSERT(clb_router_logits_args, 80);
+
+/* ------------------------------------------------------------------- routing */
+
+/* Tokens that one block of the bucket kernel takes: one bit of a 64-bit mask each. */
+#define CLB_ROUTER_BLOCK_TOKENS 64u
+#define CLB_ROUTER_THREADS 1024u /* >= CLB_ROUTER_MAX_EXPERTS; of the bucket kernel, and most of the router's */
+#define CLB_ROUTER_MAX_EXPERTS 512u
+#define CLB_ROUTER_MAX_K 16u
+#define CLB_ROUTER_NONE CLB_NONE /* in indices: this rank holds no expert */
+
+/* clb_router_fp32: B = ceil(max_tokens / block_tokens) blocks of any whole number of warps; a warp takes a token at a
+   time. Decode: block_tokens 1, 32 threads, block_counts NULL. Before clb_bucket: 64 and 1024. */
 typedef struct clb_router_args {
   CLB_DEVICE_PTR(const float) logits;             /* (T, E), rows logits_stride apart */
   CLB_DEVICE_PTR(const clb_router_policy) policy; /* one a slot, policy_stride apart; NULL: the layer's own */
-  CLB_DEVICE_PTR(const uint32_t) slots;           /* (T): the slot of each token; NULL: token t is slot t */
-  CLB_DEVICE_PTR(const uint32_t) token_count;     /* (1) */
-  CLB_DEVICE_PTR(uint32_t) indices;               /* (T, K): experts, best first; NONE from kept on */
-  CLB_DEVICE_PTR(float) weights;                  /* (T, K); 0 from kept on */
-  CLB_DEVICE_PTR(uint32_t) kept;                  /* (T): ranks in use; 0: a logit is not finite */
-  CLB_DEVICE_PTR(uint32_t) block_counts;          /* (B, E): assignments by block of 64 tokens; scratch of bucket */
+  CLB_DEVICE_PTR(clb_row) rows;               /* (T): slot of each token, gets its status; NULL: token t is slot t */
+  CLB_DEVICE_PTR(const uint32_t) token_count; /* (1) */
+  CLB_DEVICE_PTR(uint32_t) indices;           /* (T, K): experts, best first; NONE from kept on */
+  CLB_DEVICE_PTR(float) weights;              /* (T, K); 0 from kept on */
+  CLB_DEVICE_PTR(uint32_t) kept;              /* (T): ranks in use; 0: a logit is not finite, or an idle row */
+  CLB_DEVICE_PTR(uint32_t) block_counts;      /* (B, E): assignments by block, for clb_bucket; or NULL */
+  CLB_DEVICE_PTR(clb_device_slot) slots;      /* (N): assignments and trimmed are added up; or NULL */
+  CLB_DEVICE_PTR(uint32_t) expert_counts;     /* (N, ., E): this layer's row of slot 0; or NULL */
   uint64_t logits_stride;
   uint64_t policy_stride;
-  uint32_t experts;     /* 1 .. 512 */
-  uint32_t k;           /* the layer's own k, 1 .. k_max */
-  uint32_t k_max;       /* row length of indices and weights, 1 .. min(16, experts) */
-  uint32_t score;       /* clb_score of colibri.h */
-  uint32_t renormalise; /* 1: kept weights are divided by their sum */
-  float routed_scale;   /* the last factor on the weights */
+  uint64_t counts_stride; /* between slots of expert_counts */
+  uint32_t experts;       /* 1 .. 512 */
+  uint32_t k;             /* the layer's own k, 1 .. k_max */
+  uint32_t k_max;         /* row length of indices and weights, 1 .. min(16, experts) */
+  uint32_t score;         /* clb_score of colibri.h */
+  uint32_t renormalise;   /* 1: kept weights are divided by their sum */
+  float routed_scale;     /* the last factor on the weights */
+  uint32_t block_tokens;
+  int32_t not_finite; /* status of a row with a NaN or infinite logit */
 } clb_router_args;
-CLB_SIZE_ASSERT(clb_router_args, 104);
+CLB_SIZE_ASSERT(clb_router_args, 136);
 
+/* Prefill only: the few-row expert kernels find their tokens from `indices` by themselves. */
 typedef struct clb_bucket_args {
   CLB_DEVICE_PTR(const uint32_t) indices;      /* (T, K) of the router */
   CLB_DEVICE_PTR(const uint32_t) block_counts; /* (B, E) of the router */
@@ -68,5 +271,204 @@ typedef struct clb_bucket_args {
   uint32_t k_max;
 } clb_bucket_args;
 CLB_SIZE_ASSERT(clb_bucket_args, 64);
+
+/* ------------------------------------------------------------------- experts */
+
+/* clb_expert_gate_up_{bf16,fp16}: at most 64 rows. Routed experts and the shared expert (or the FFN of a dense layer:
+   experts 0) in one launch: activation[t * K + r] = split rows of silu(gate x) * (up x) with x = norm(t) * input[t], of
+   the expert in rank r of token t; shared_activation[t] likewise. Grid: blocks wanted, each taking row tiles of experts
+   in use. */
+typedef struct clb_expert_gate_up_args {
+  CLB_DEVICE_PTR(const clb_expert_weights) experts; /* (E) */
+  CLB_DEVICE_PTR(const clb_expert_weights) shared;  /* (1) or NULL */
+  CLB_DEVICE_PTR(const uint32_t) indices;           /* (T, K) */
+  CLB_DEVICE_PTR(const uint32_t) input;             /* (T, d) split rows */
+  CLB_DEVICE_PTR(const float) sumsq;                /* (T, d / 16) */
+  CLB_DEVICE_PTR(const uint32_t) row_count;         /* (1) */
+  CLB_DEVICE_PTR(uint32_t) activation;              /* (T * K, w) split rows */
+  CLB_DEVICE_PTR(uint32_t) shared_activation;       /* (T, shared_width) split rows */
+  uint32_t expert_count;                            /* E; 0: no routed experts */
+  uint32_t k_max;
+  uint32_t hidden;       /* a multiple of 16 */
+  uint32_t width;        /* a multiple of 16 */
+  uint32_t shared_width; /* a multiple of 16; 0: none */
+  float epsilon;
+} clb_expert_gate_up_args;
+CLB_SIZE_ASSERT(clb_expert_gate_up_args, 88);
+
+/* clb_expert_down_{bf16,fp16}: at most 64 rows; after clb_expert_gate_up. A block owns 16 rows of the hidden size for
+   all tokens and experts:  x = residual + sum over ranks, in order, of weights[t][r] * down(activation) +
+   shared_scale[t] * down(shared activation), which goes where clb_linear with residual puts it. Grid d / 16 blocks.
+   Dynamic shared memory: the sum that the decision page gives. */
+typedef struct clb_expert_down_args {
+  CLB_DEVICE_PTR(const clb_expert_weights) experts;
+  CLB_DEVICE_PTR(const clb_expert_weights) shared;
+  CLB_DEVICE_PTR(const uint32_t) indices;           /* (T, K) */
+  CLB_DEVICE_PTR(const float) weights;              /* (T, K) */
+  CLB_DEVICE_PTR(const float) shared_scale;         /* (T) or NULL: 1 */
+  CLB_DEVICE_PTR(const uint32_t) activation;        /* (T * K, w) split rows */
+  CLB_DEVICE_PTR(const uint32_t) shared_activation; /* (T, shared_width) split rows */
+  CLB_DEVICE_PTR(const uint32_t) row_count;         /* (1) */
+  CLB_DEVICE_PTR(float) residual;                   /* (T, d) */
+  CLB_DEVICE_PTR(const float) next_norm;            /* (d): attention norm of the next layer, or the final norm */
+  CLB_DEVICE_PTR(uint32_t) next_input;              /* (T, d) split rows */
+  CLB_DEVICE_PTR(float) next_sumsq;                 /* (T, d / 16) */
+  uint32_t expert_count;
+  uint32_t k_max;
+  uint32_t hidden;
+  uint32_t width;
+  uint32_t shared_width;
+  uint32_t reserved;
+} clb_expert_down_args;
+CLB_SIZE_ASSERT(clb_expert_down_args, 120);
+
+/* clb_expert_gate_up_many_{bf16,fp16}: any number of tokens, by bucket: row i of activation belongs to assignment i.
+   clb_expert_down_many_{bf16,fp16}: partial[places[i]] = down(activation[i]), unweighted. With offsets NULL one expert
+   (experts[0]) over all T rows, tokens and places being the identity: shared expert or dense FFN. Grid: blocks wanted,
+   each taking (expert, row tile, token tile) in turn. */
+typedef struct clb_expert_many_args {
+  CLB_DEVICE_PTR(const clb_expert_weights) experts;
+  CLB_DEVICE_PTR(const uint32_t) offsets;   /* (E + 1) or NULL */
+  CLB_DEVICE_PTR(const uint32_t) tokens;    /* (assignments): row of input; gate_up only */
+  CLB_DEVICE_PTR(const uint32_t) places;    /* (assignments): row of partial; down only */
+  CLB_DEVICE_PTR(const uint32_t) row_count; /* (1) */
+  CLB_DEVICE_PTR(const uint32_t) input;     /* gate_up: (T, d) split rows */
+  CLB_DEVICE_PTR(const float) sumsq;        /* gate_up: (T, d / 16) */
+  CLB_DEVICE_PTR(uint32_t) activation;      /* (assignments, w) split rows; gate_up writes, down reads */
+  CLB_DEVICE_PTR(float) partial;            /* down: (places, d) */
+  uint32_t expert_count;                    /* 1 with offsets NULL */
+  uint32_t hidden;
+  uint32_t width;
+  float epsilon;
+} clb_expert_many_args;
+CLB_SIZE_ASSERT(clb_expert_many_args, 88);
+
+/* clb_combine_{bf16,fp16}: what clb_expert_down does after its products, for partial results of clb_expert_down_many.
+   Grid max_rows blocks of 256 threads. */
+typedef struct clb_combine_args {
+  CLB_DEVICE_PTR(const float) partial;        /* (T * K, d); NULL: dense layer */
+  CLB_DEVICE_PTR(const uint32_t) indices;     /* (T, K) */
+  CLB_DEVICE_PTR(const float) weights;        /* (T, K) */
+  CLB_DEVICE_PTR(const float) shared_partial; /* (T, d) or NULL */
+  CLB_DEVICE_PTR(const float) shared_scale;   /* (T) or NULL: 1 */
+  CLB_DEVICE_PTR(const uint32_t) row_count;   /* (1) */
+  CLB_DEVICE_PTR(float) residual;             /* (T, d) */
+  CLB_DEVICE_PTR(const float) next_norm;      /* (d) */
+  CLB_DEVICE_PTR(uint32_t) next_input;        /* (T, d) split rows */
+  CLB_DEVICE_PTR(float) next_sumsq;           /* (T, d / 16) */
+  uint32_t k_max;
+  uint32_t hidden;
+} clb_combine_args;
+CLB_SIZE_ASSERT(clb_combine_args, 88);
+
+/* ----------------------------------------------------------------- attention */
+
+/* A split of the tokens [first, tokens) that one row sees is CLB_ATTENTION_SPLIT tokens at least, and more where it
+   takes that to make do with CLB_ATTENTION_SPLITS: a function of the row's length alone. */
+#define CLB_ATTENTION_SPLIT 64u
+#define CLB_ATTENTION_SPLITS 32u
+
+/* What all attention kernels share. K of layer l, head h, token t of a run with `capacity` tokens:
+   run + (layer_values * capacity + (h * capacity + t) * head_dim) * element bytes; V follows K at
+   kv_heads * capacity * head_dim. QK-norm and RoPE in this order. */
+typedef struct clb_attention_dims {
+  uint64_t layer_values; /* K and V values a token in the layers below this one */
+  uint32_t heads;
+  uint32_t kv_heads;
+  uint32_t head_dim; /* 32, 64 or 128 */
+  uint32_t window;   /* a token sees this many positions, its own the last; 0 = all */
+  uint32_t qk_norm;  /* clb_qk_norm of colibri.h */
+  float scale;
+  float epsilon;
+  uint32_t reserved;
+} clb_attention_dims;
+CLB_SIZE_ASSERT(clb_attention_dims, 40);
+
+/* clb_attend_{fp16,bf16,fp32} (type of K and V): decode, one row a slot. Norms and rotates the row's q, and (in the
+   split that holds its position) its k, appends k and v, attends. Grid (kv_heads, SPLITS, max_rows).
+   clb_attend_combine_{bf16,fp16} (type of the split rows): the splits in order. Grid (heads, max_rows). */
+typedef struct clb_attend_args {
+  CLB_DEVICE_PTR(const float) qkv;             /* (T, q + 2 kv) */
+  CLB_DEVICE_PTR(const float) rope;            /* (T, head_dim) */
+  CLB_DEVICE_PTR(const float) q_norm;          /* (head_dim) or (q), or NULL */
+  CLB_DEVICE_PTR(const float) k_norm;          /* (head_dim) or (kv), or NULL */
+  CLB_DEVICE_PTR(const clb_row) rows;          /* (T) */
+  CLB_DEVICE_PTR(const uint32_t) row_count;    /* (1) */
+  CLB_DEVICE_PTR(const clb_device_slot) slots; /* (N) */
+  CLB_DEVICE_PTR(float) partial;               /* (T, heads, SPLITS, head_dim): sums of exp(score - largest) * v */
+  CLB_DEVICE_PTR(float) partial_state;         /* (T, heads, SPLITS, 2): largest score, sum of exponentials */
+  CLB_DEVICE_PTR(uint32_t) attended;           /* (T, q) split rows: input of the out-projection */
+  clb_attention_dims shape;
+} clb_attend_args;
+CLB_SIZE_ASSERT(clb_attend_args, 120);
+
+/* clb_append_{fp16,bf16,fp32}: prefill, before attention: norms and rotates q in place and k, writes K and V.
+   clb_attend_many_{fp16,bf16,fp32}_{bf16,fp16} (K and V, then split rows): every row sees the positions up to its own.
+   Rows of one slot follow each other in rising position. */
+typedef struct clb_prefill_attention_args {
+  CLB_DEVICE_PTR(float) qkv;                   /* (T, q + 2 kv) */
+  CLB_DEVICE_PTR(const float) rope;            /* (T, head_dim) */
+  CLB_DEVICE_PTR(const float) q_norm;          /* as above */
+  CLB_DEVICE_PTR(const float) k_norm;          /* as above */
+  CLB_DEVICE_PTR(const clb_row) rows;          /* (T) */
+  CLB_DEVICE_PTR(const uint32_t) row_count;    /* (1) */
+  CLB_DEVICE_PTR(const clb_device_slot) slots; /* (N) */
+  CLB_DEVICE_PTR(uint32_t) attended;           /* (T, q) split rows */
+  clb_attention_dims shape;
+} clb_prefill_attention_args;
+CLB_SIZE_ASSERT(clb_prefill_attention_args, 104);
+
+/* ------------------------------------------------------------------- outputs */
+
+/* clb_sample: one block a wanted row. What engine_c/src/sampler.h says, then moves the slot on: record, token,
+   generated, position, active, counts. Greedy rows without bias, penalties and mask need the candidates alone. */
+typedef struct clb_sample_args {
+  CLB_DEVICE_PTR(const float) logits;              /* (H, V) */
+  CLB_DEVICE_PTR(const clb_token_bias) candidates; /* (H, V / 16 rounded up) */
+  CLB_DEVICE_PTR(const uint32_t) wanted;           /* (H): row of the step; NULL: identity */
+  CLB_DEVICE_PTR(const uint32_t) wanted_count;     /* (1): H */
+  CLB_DEVICE_PTR(const clb_row) rows;              /* (T) */
+  CLB_DEVICE_PTR(clb_device_slot) slots;           /* (N) */
+  CLB_DEVICE_PTR(const clb_token_bias) bias;       /* (N, CLB_MAX_BIAS) */
+  CLB_DEVICE_PTR(const int32_t) stops;             /* (N, CLB_MAX_STOP_IDS) */
+  CLB_DEVICE_PTR(const uint32_t) masks;            /* (N, 2, V / 32 rounded up): by output position mod 2 */
+  CLB_DEVICE_PTR(uint32_t) counts;                 /* (N, V): see sampler.h */
+  CLB_DEVICE_PTR(unsigned char) scratch;           /* (H, scratch_stride bytes) */
+  CLB_DEVICE_PTR(clb_device_event) events;         /* (H) in device memory, for clb_publish */
+  uint64_t scratch_stride;
+  uint32_t vocab;
+  int32_t not_finite; /* status codes of colibri.h */
+  int32_t no_token;
+  uint32_t reserved;
+} clb_sample_args;
+CLB_SIZE_ASSERT(clb_sample_args, 120);
+
+/* clb_publish: the end of every step, one block of 64 threads: events to the mailbox, then the step's number. */
+typedef struct clb_publish_args {
+  CLB_DEVICE_PTR(const clb_device_event) events; /* (H) */
+  CLB_DEVICE_PTR(const uint32_t) wanted_count;   /* (1): H, may be 0 */
+  CLB_DEVICE_PTR(uint64_t) step;                 /* (1) in device memory, starts at 0 */
+  CLB_DEVICE_PTR(unsigned char) mailbox;         /* mapped host memory, CLB_MAILBOX_BYTES */
+} clb_publish_args;
+CLB_SIZE_ASSERT(clb_publish_args, 32);
+
+/* clb_prompt_logprobs: one block a wanted row: its log-probability of `next` and the top list, into a record of
+   clb_prompt_record of colibri.h. */
+typedef struct clb_prompt_logprob_item {
+  uint64_t record; /* device address in the channel; 0: skip */
+  int32_t next;    /* the prompt's token at the row's position + 1 */
+  uint32_t top_count;
+} clb_prompt_logprob_item;
+CLB_SIZE_ASSERT(clb_prompt_logprob_item, 16);
+
+typedef struct clb_prompt_logprobs_args {
+  CLB_DEVICE_PTR(const float) logits;                  /* (H, V) */
+  CLB_DEVICE_PTR(const clb_prompt_logprob_item) items; /* (H) */
+  CLB_DEVICE_PTR(const uint32_t) wanted_count;         /* (1): H */
+  CLB_DEVICE_PTR(int32_t) status;                      /* (H): OK or not_finite */
+  uint32_t vocab;
+  int32_t not_finite;
+} clb_prompt_logprobs_args;
+CLB_SIZE_ASSERT(clb_prompt_logprobs_args, 40);
 
 #endif /* CLB_KERNELS_ABI_H */

@@ -4,15 +4,17 @@
  * Operation  clb_router_fp32: per token, the k best of E logits (ties: the lowest index), less those whose
  *            score is below threshold * the best score; weights = score / sum of all scores (softmax), or the
  *            sigmoid itself; divided by the sum of the kept ones when renormalise is set; times routed_scale.
- *            A token with a NaN or infinite logit keeps nothing (kept 0).
+ *            A token with a NaN or infinite logit keeps nothing (kept 0) and its row says so; an idle row keeps
+ *            nothing. The slot's sums of work and its counts per expert go on.
  *            clb_bucket: counts[E], offsets[E + 1] and the token list of every expert, each list by token.
  * Reference  engine_c/src/routing.c, its host twin: indices, kept, counts, offsets and lists are equal bit by
  *            bit for equal logits (selection compares logits, the threshold uses exact_math.h); weights
  *            within 1e-6.
  * Shapes     abi.h, at each pointer. T tokens, read from device memory; E <= 512 experts; K <= 16 ranks.
- * Grid       both: ceil(max_tokens / 64) blocks of 1024 threads. A warp takes one token at a time, its scores stay in
- *            registers; a block takes 64 tokens, so that a decode step is one block, and writes one row of counts.
- *            clb_bucket's blocks each add up the rows before their own (integers: no order to keep).
+ * Grid       clb_router_fp32: a warp takes one token at a time, its scores stay in registers. Decode: a block of one
+ *            warp a token. Prompts: blocks of 1024 threads and 64 tokens, each writing one row of counts for
+ *            clb_bucket: ceil(max_tokens / 64) blocks of 1024 threads, which add up the rows before their own
+ *            (integers: no order to keep).
  * Needs      sm_80 (redux.sync). sm_90: griddepcontrol, so that both may hang on programmatic edges.
  * Roofline   T = 8192, E = 128, K = 8: reads 4.2 MB logits, writes 1.1 MB and 64 KB counts; clb_bucket reads
  *            0.3 MB + B x B x E x 4 = 8.4 MB (L2), writes 0.5 MB. About 6 MB of memory traffic = 1.4 us at
@@ -23,25 +25,10 @@
  */
 #include "../engine_c/src/exact_math.h"
 #include "abi.h"
+#include "device.cuh"
 
-#define WARP 32u
-#define FULL 0xffffffffu
-#define WARPS (CLB_ROUTER_THREADS / WARP)
-#define MAX_PER_LANE (CLB_ROUTER_MAX_EXPERTS / WARP)
-
-/* Wait for the grids that this one depends on: before it, nothing that another kernel writes may be read. */
-static __device__ __forceinline__ void wait_for_inputs() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/* Let dependent grids start their prologue; their own wait still covers all that this grid writes. */
-static __device__ __forceinline__ void release_dependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
+#define WARPS (CLB_ROUTER_THREADS / CLB_WARP)
+#define MAX_PER_LANE (CLB_ROUTER_MAX_EXPERTS / CLB_WARP)
 
 /* Order of finite floats as order of unsigned integers above 0; -0 and +0 are equal. */
 static __device__ __forceinline__ uint32_t key_of(float value) {
@@ -53,13 +40,6 @@ static __device__ __forceinline__ float value_of(uint32_t key) {
   return __uint_as_float((key & 0x80000000u) ? (key & 0x7fffffffu) : ~key);
 }
 
-static __device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (uint32_t step = WARP / 2u; step > 0u; step /= 2u)
-    value += __shfl_xor_sync(FULL, value, step);
-  return value;
-}
-
 /* One token by one warp. Lane l holds experts l, l + 32, ...; lane r ends up with the choice of rank r. */
 template <uint32_t PER_LANE>
 static __device__ __forceinline__ void route_token(const clb_router_args& a, uint32_t token, uint32_t lane,
@@ -69,34 +49,36 @@ static __device__ __forceinline__ void route_token(const clb_router_args& a, uin
   bool finite = true;
 #pragma unroll
   for (uint32_t i = 0u; i < PER_LANE; i++) {
-    const uint32_t expert = lane + i * WARP;
+    const uint32_t expert = lane + i * CLB_WARP;
     const float logit = (expert < a.experts) ? row[expert] : 0.0f;
     finite = finite && fabsf(logit) < __int_as_float(0x7f800000);
     keys[i] = (expert < a.experts) ? key_of(logit) : 0u;
   }
+  const uint32_t slot = (a.rows != nullptr) ? a.rows[token].slot : token;
+  const bool idle = slot == CLB_NONE;
+  const bool bad = !__all_sync(CLB_FULL_WARP, finite);
   uint32_t k = a.k;
   float threshold = 0.0f;
-  if (a.policy != nullptr) {
-    const uint32_t slot = (a.slots != nullptr) ? a.slots[token] : token;
+  if (a.policy != nullptr && !idle) {
     const clb_router_policy policy = a.policy[slot * a.policy_stride];
     k = (policy.k != 0u) ? min(policy.k, a.k_max) : k;
     threshold = policy.threshold;
   }
-  if (!__all_sync(FULL, finite)) k = 0u;
+  if (bad || idle) k = 0u;
 
   /* All scores are needed only where the denominator is the sum over all experts. */
   uint32_t best = 0u;
 #pragma unroll
   for (uint32_t i = 0u; i < PER_LANE; i++)
     best = max(best, keys[i]);
-  const float top = value_of(__reduce_max_sync(FULL, best));
+  const float top = value_of(__reduce_max_sync(CLB_FULL_WARP, best));
   float all = 1.0f;
   if (a.score == 0u && a.renormalise == 0u) {
     float sum = 0.0f;
 #pragma unroll
     for (uint32_t i = 0u; i < PER_LANE; i++)
       sum += (keys[i] != 0u) ? clb_exact_exp(clb_exact_add(value_of(keys[i]), -top)) : 0.0f;
-    all = warp_sum(sum);
+    all = clb_warp_sum(sum);
   }
 
   uint32_t my_index = 0u;
@@ -111,12 +93,12 @@ static __device__ __forceinline__ void route_token(const clb_router_args& a, uin
         where = i;
       }
     }
-    const uint32_t winner = __reduce_max_sync(FULL, local);
-    const uint32_t mine = (local == winner) ? lane + where * WARP : 0xffffffffu;
-    const uint32_t index = __reduce_min_sync(FULL, mine);
+    const uint32_t winner = __reduce_max_sync(CLB_FULL_WARP, local);
+    const uint32_t mine = (local == winner) ? lane + where * CLB_WARP : 0xffffffffu;
+    const uint32_t index = __reduce_min_sync(CLB_FULL_WARP, mine);
 #pragma unroll
     for (uint32_t i = 0u; i < PER_LANE; i++)
-      keys[i] = (index == lane + i * WARP) ? 0u : keys[i];
+      keys[i] = (index == lane + i * CLB_WARP) ? 0u : keys[i];
     if (lane == rank) {
       my_index = index;
       my_key = winner;
@@ -125,65 +107,74 @@ static __device__ __forceinline__ void route_token(const clb_router_args& a, uin
 
   const float value = value_of(my_key);
   const float score = (a.score == 0u) ? clb_exact_exp(clb_exact_add(value, -top)) : clb_exact_sigmoid(value);
-  const float best_score = __shfl_sync(FULL, score, 0);
+  const float best_score = __shfl_sync(CLB_FULL_WARP, score, 0);
   /* Kept is a prefix of the ranks, as on the host, and rank 0 always stays. */
   const bool passes = lane < k && (lane == 0u || score >= clb_exact_mul(threshold, best_score));
-  const uint32_t kept = (uint32_t)__ffs((int)~__ballot_sync(FULL, passes)) - 1u;
+  const uint32_t kept = (uint32_t)__ffs((int)~__ballot_sync(CLB_FULL_WARP, passes)) - 1u;
   const bool in = lane < kept;
-  const float chosen = warp_sum(in ? score : 0.0f);
+  const float chosen = clb_warp_sum(in ? score : 0.0f);
   const float sum = (a.renormalise != 0u) ? chosen : all;
   const float divisor = (sum > 0.0f) ? sum : 1.0f;
   if (lane < a.k_max) {
     a.indices[(uint64_t)token * a.k_max + lane] = in ? my_index : CLB_ROUTER_NONE;
     a.weights[(uint64_t)token * a.k_max + lane] = in ? __fdiv_rn(score, divisor) * a.routed_scale : 0.0f;
   }
-  if (in) atomicAdd(&block_counts[my_index], 1u);
-  if (lane == 0u) a.kept[token] = kept;
+  if (in && block_counts != nullptr) atomicAdd(&block_counts[my_index], 1u);
+  if (in && a.expert_counts != nullptr) atomicAdd(&a.expert_counts[slot * a.counts_stride + my_index], 1u);
+  if (lane == 0u) {
+    a.kept[token] = kept;
+    if (bad && !idle && a.rows != nullptr) a.rows[token].status = a.not_finite;
+    if (a.slots != nullptr && !idle && !bad) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&a.slots[slot].assignments), kept);
+      if (kept < a.k) atomicAdd(reinterpret_cast<unsigned long long*>(&a.slots[slot].trimmed), a.k - kept);
+    }
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_ROUTER_THREADS)
     clb_router_fp32(const __grid_constant__ clb_router_args a) {
   __shared__ uint32_t block_counts[CLB_ROUTER_MAX_EXPERTS];
-  const uint32_t lane = threadIdx.x % WARP;
-  for (uint32_t e = threadIdx.x; e < a.experts; e += CLB_ROUTER_THREADS)
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  uint32_t* counts = (a.block_counts != nullptr) ? block_counts : nullptr;
+  for (uint32_t e = threadIdx.x; counts != nullptr && e < a.experts; e += blockDim.x)
     block_counts[e] = 0u;
-  release_dependents();
-  wait_for_inputs();
-  const uint32_t begin = blockIdx.x * CLB_ROUTER_BLOCK_TOKENS;
+  clb_wait_for_inputs();
+  clb_release_dependents();
+  const uint32_t begin = blockIdx.x * a.block_tokens;
   const uint32_t count = *a.token_count;
   if (begin >= count) return;
-  const uint32_t end = min(begin + CLB_ROUTER_BLOCK_TOKENS, count);
+  const uint32_t end = min(begin + a.block_tokens, count);
   __syncthreads();
-  for (uint32_t token = begin + threadIdx.x / WARP; token < end; token += WARPS) {
+  for (uint32_t token = begin + threadIdx.x / CLB_WARP; token < end; token += blockDim.x / CLB_WARP) {
     if (a.experts <= 32u) {
-      route_token<1>(a, token, lane, block_counts);
+      route_token<1>(a, token, lane, counts);
     } else if (a.experts <= 64u) {
-      route_token<2>(a, token, lane, block_counts);
+      route_token<2>(a, token, lane, counts);
     } else if (a.experts <= 128u) {
-      route_token<4>(a, token, lane, block_counts);
+      route_token<4>(a, token, lane, counts);
     } else if (a.experts <= 256u) {
-      route_token<8>(a, token, lane, block_counts);
+      route_token<8>(a, token, lane, counts);
     } else {
-      route_token<MAX_PER_LANE>(a, token, lane, block_counts);
+      route_token<MAX_PER_LANE>(a, token, lane, counts);
     }
   }
   __syncthreads();
-  for (uint32_t e = threadIdx.x; e < a.experts; e += CLB_ROUTER_THREADS)
+  for (uint32_t e = threadIdx.x; counts != nullptr && e < a.experts; e += blockDim.x)
     a.block_counts[(uint64_t)blockIdx.x * a.experts + e] = block_counts[e];
 }
 
 /* Exclusive sum of values[0 .. threads) in place by the whole block; *total becomes their sum. */
 static __device__ __forceinline__ void exclusive_scan(uint32_t* values, uint32_t* warp_totals, uint32_t* total) {
-  const uint32_t lane = threadIdx.x % WARP;
-  const uint32_t warp = threadIdx.x / WARP;
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  const uint32_t warp = threadIdx.x / CLB_WARP;
   const uint32_t own = values[threadIdx.x];
   uint32_t sum = own;
 #pragma unroll
-  for (uint32_t step = 1u; step < WARP; step *= 2u) {
-    const uint32_t before = __shfl_up_sync(FULL, sum, step);
+  for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
+    const uint32_t before = __shfl_up_sync(CLB_FULL_WARP, sum, step);
     sum += (lane >= step) ? before : 0u;
   }
-  if (lane == WARP - 1u) warp_totals[warp] = sum;
+  if (lane == CLB_WARP - 1u) warp_totals[warp] = sum;
   __syncthreads();
   uint32_t base = 0u;
   for (uint32_t w = 0u; w < warp; w++)
@@ -196,7 +187,7 @@ static __device__ __forceinline__ void exclusive_scan(uint32_t* values, uint32_t
 /* Rows of block_counts: threads of one group of `columns` read one row; the groups share the rows. */
 static __device__ __forceinline__ void add_rows(const clb_bucket_args& a, uint32_t rows, uint32_t* totals,
                                                 uint32_t* below) {
-  const uint32_t columns = (a.experts + WARP - 1u) / WARP * WARP;
+  const uint32_t columns = (a.experts + CLB_WARP - 1u) / CLB_WARP * CLB_WARP;
   const uint32_t groups = CLB_ROUTER_THREADS / columns;
   const uint32_t group = threadIdx.x / columns;
   const uint32_t expert = threadIdx.x % columns;
@@ -223,8 +214,8 @@ extern "C" __global__ void __launch_bounds__(CLB_ROUTER_THREADS) clb_bucket(cons
   starts[threadIdx.x] = 0u;
   below[threadIdx.x] = 0u;
   members[threadIdx.x] = 0u;
-  release_dependents();
-  wait_for_inputs();
+  clb_wait_for_inputs();
+  clb_release_dependents();
   const uint32_t count = *a.token_count;
   const uint32_t rows = (count + CLB_ROUTER_BLOCK_TOKENS - 1u) / CLB_ROUTER_BLOCK_TOKENS;
   const uint32_t begin = blockIdx.x * CLB_ROUTER_BLOCK_TOKENS;

@@ -23,7 +23,7 @@ from colibrid.engine import abi, device_cuda
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests" / "cuda"
 KERNELS = ("seam_gather", "clb_router_fp32", "clb_bucket", "seam_publish")
-PARAMETER_BYTES = (48, 104, 64, 72)  # of KERNELS
+PARAMETER_BYTES = (48, 136, 64, 72)  # of KERNELS
 ROWS = 8
 ROUTER_THREADS = 1024
 BLOCK_TOKENS = 64
@@ -139,7 +139,7 @@ class Fake:
         pinned = Mapping(pinned_bytes)
         self._kept.append(pinned)
         return abi.DeviceDesc(
-            abi_version=abi.ABI_VERSION, struct_bytes=ctypes.sizeof(abi.DeviceDesc), kernels_abi=1,
+            abi_version=abi.ABI_VERSION, struct_bytes=ctypes.sizeof(abi.DeviceDesc), kernels_abi=2,
             kernel_count=len(KERNELS), kernels=self._table, entries=ctypes.addressof(self._entries),
             stream=self.stream, pinned=pinned.address, pinned_bytes=pinned.bytes, pinned_device=pinned.address,
             arena=self.arena(arena_bytes), arena_bytes=arena_bytes, channel_device=channel.address,
@@ -347,10 +347,10 @@ class RouterRun:
         self.at = {name: backend.arena(size) for name, size in sizes.items()}
         at = self.at
         self.router = RouterArgs(
-            logits=at["logits"], policy=at["policy"], slots=0, token_count=at["token_count"], indices=at["indices"],
+            logits=at["logits"], policy=at["policy"], token_count=at["token_count"], indices=at["indices"],
             weights=at["weights"], kept=at["kept"], block_counts=at["block_counts"], logits_stride=experts,
             policy_stride=1, experts=experts, k=k, k_max=k_max, score=score, renormalise=renormalise,
-            routed_scale=scale,
+            routed_scale=scale, block_tokens=BLOCK_TOKENS, not_finite=abi.Status.NOT_FINITE,
         )  # fmt: skip
         self.bucket = BucketArgs(
             indices=at["indices"], block_counts=at["block_counts"], token_count=at["token_count"], counts=at["counts"],

@@ -12,12 +12,13 @@ class RouterArgs(ctypes.Structure):
     """clb_router_args of kernels_cu/abi.h."""
 
     _fields_ = (
-        *((n, ctypes.c_uint64) for n in ("logits", "policy", "slots", "token_count", "indices", "weights", "kept")),
-        ("block_counts", ctypes.c_uint64),
-        ("logits_stride", ctypes.c_uint64),
-        ("policy_stride", ctypes.c_uint64),
+        *((n, ctypes.c_uint64) for n in ("logits", "policy", "rows", "token_count", "indices", "weights", "kept")),
+        *((n, ctypes.c_uint64) for n in ("block_counts", "slots", "expert_counts")),
+        *((n, ctypes.c_uint64) for n in ("logits_stride", "policy_stride", "counts_stride")),
         *((n, ctypes.c_uint32) for n in ("experts", "k", "k_max", "score", "renormalise")),
         ("routed_scale", ctypes.c_float),
+        ("block_tokens", ctypes.c_uint32),
+        ("not_finite", ctypes.c_int32),
     )
 
 

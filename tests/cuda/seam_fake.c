@@ -37,7 +37,7 @@ static void run_router(const void* args) {
   clb_router_args a;
   (void)memcpy(&a, args, sizeof a);
   const uint32_t count = *(const uint32_t*)fake_pointer(a.token_count);
-  const uint32_t* slots = fake_pointer(a.slots);
+  const clb_row* rows = fake_pointer(a.rows);
   const clb_router_policy* policy = fake_pointer(a.policy);
   s.layer = (clb_layer_desc){.experts = a.experts,
                              .experts_per_token = a.k,
@@ -45,7 +45,7 @@ static void run_router(const void* args) {
                              .renormalise = a.renormalise,
                              .routed_scale = a.routed_scale};
   for (uint32_t t = 0u; t < count; t++) {
-    const clb_router_policy p = policy[(size_t)((slots != NULL) ? slots[t] : t) * a.policy_stride];
+    const clb_router_policy p = policy[(size_t)((rows != NULL) ? rows[t].slot : t) * a.policy_stride];
     s.policies[t] = (clb_expert_policy){.k = p.k, .threshold = p.threshold};
   }
   const clb_routing_args host = {.logits = fake_pointer(a.logits),

@@ -77,7 +77,7 @@ static int32_t launch_router(seam_trial* trial) {
   const clb_device_addr base = c->device->arena;
   const clb_router_args router = {.logits = base + trial->at.logits,
                                   .policy = base + trial->at.stage + offsetof(seam_stage, policy),
-                                  .slots = base + trial->at.stage + offsetof(seam_stage, row_slots),
+                                  .rows = base + trial->at.stage + offsetof(seam_stage, rows),
                                   .token_count = base + trial->at.stage,
                                   .indices = base + trial->at.indices,
                                   .weights = base + trial->at.weights,
@@ -90,7 +90,9 @@ static int32_t launch_router(seam_trial* trial) {
                                   .k_max = c->k_max,
                                   .score = c->score,
                                   .renormalise = c->renormalise,
-                                  .routed_scale = c->routed_scale};
+                                  .routed_scale = c->routed_scale,
+                                  .block_tokens = CLB_ROUTER_BLOCK_TOKENS,
+                                  .not_finite = CLB_ERR_NOT_FINITE};
   const clb_bucket_args bucket = {.indices = router.indices,
                                   .block_counts = router.block_counts,
                                   .token_count = router.token_count,
@@ -252,6 +254,7 @@ static int32_t send_changes(seam_trial* trial, seam_stage* stage) {
   for (uint32_t slot = 0u; slot < trial->config.channel->slots && status == CLB_OK; slot++) {
     seam_host_slot* own = &trial->slots[slot];
     if (own->running == 0u || clb_channel_room(&trial->channel, slot) <= own->in_flight) continue;
+    stage->rows[stage->token_count].slot = slot;
     stage->row_slots[stage->token_count++] = slot;
     stage->policy[slot] = own->policy;
     if (own->patched == 0u) continue;

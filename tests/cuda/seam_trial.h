@@ -28,6 +28,7 @@ typedef struct seam_stage {
   uint32_t token_count;
   uint32_t row_slots[SEAM_ROWS];
   clb_router_policy policy[SEAM_ROWS]; /* by slot */
+  clb_row rows[SEAM_ROWS];             /* for the router; its status is not read */
 } seam_stage;
 
 typedef struct seam_arena {

@@ -1,0 +1,120 @@
+/*
+ * device.cuh: what all kernels share: dependencies between nodes, warp sums, and the two types of weights with their
+ * split rows (abi.h). Device code only.
+ *
+ * Every kernel, in every block and before any return: clb_wait_for_inputs(), then clb_release_dependents(). Before the
+ * wait a kernel may read weights, and, with __ldcg, what the node before its predecessor wrote (decision 0004).
+ */
+#ifndef CLB_DEVICE_CUH
+#define CLB_DEVICE_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "abi.h"
+
+#define CLB_WARP 32u
+#define CLB_FULL_WARP 0xffffffffu
+#define CLB_DEVICE static __device__ __forceinline__
+
+/* Wait for the grids that this one depends on: before it, nothing that the predecessor writes may be read. */
+CLB_DEVICE void clb_wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Let dependent grids start their prologue; their own wait still covers all that this grid writes. */
+CLB_DEVICE void clb_release_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/* The same order of additions in every lane. */
+CLB_DEVICE float clb_warp_sum(float value) {
+#pragma unroll
+  for (uint32_t step = CLB_WARP / 2u; step > 0u; step /= 2u)
+    value += __shfl_xor_sync(CLB_FULL_WARP, value, step);
+  return value;
+}
+
+/* ------------------------------------------------------------- element types */
+
+/* c += a b for one tile: a 16 x 16 weights, b 16 x 8 (two registers), c 16 x 8. Lane 4 g + q holds of c:
+   rows g, g, g + 8, g + 8 and columns 2q, 2q + 1, 2q, 2q + 1. */
+#define CLB_MMA(type)                                    \
+  "mma.sync.aligned.m16n8k16.row.col.f32." type "." type \
+  ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+
+struct clb_bf16 {
+  static constexpr float scale = 1.0f; /* split rows hold values times this */
+
+  static __device__ __forceinline__ void mma(float (&c)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    asm(CLB_MMA("bf16")
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+  }
+  /* Two values as one register, the first in the low half. */
+  static __device__ __forceinline__ uint32_t pack(float first, float second) {
+    const __nv_bfloat162 both = __floats2bfloat162_rn(first, second);
+    return *reinterpret_cast<const uint32_t*>(&both);
+  }
+  static __device__ __forceinline__ float2 unpack(uint32_t both) {
+    return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+  }
+  static __device__ __forceinline__ float fit(float value) { return value; }
+};
+
+struct clb_fp16 {
+  static constexpr float scale = CLB_SPLIT_FP16_SCALE;
+
+  static __device__ __forceinline__ void mma(float (&c)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+    asm(CLB_MMA("f16")
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+  }
+  static __device__ __forceinline__ uint32_t pack(float first, float second) {
+    const __half2 both = __floats2half2_rn(first, second);
+    return *reinterpret_cast<const uint32_t*>(&both);
+  }
+  static __device__ __forceinline__ float2 unpack(uint32_t both) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&both));
+  }
+  /* Saturate what is finite; NaN and infinity stay, so that they are seen at the end. */
+  static __device__ __forceinline__ float fit(float value) {
+    const float most = 65504.0f;
+    const float size = fabsf(value);
+    return (size > most && size < __int_as_float(0x7f800000)) ? copysignf(most, value) : value;
+  }
+};
+
+/* ---------------------------------------------------------------- split rows */
+
+/* Two neighbouring columns as a register of high and one of low halves. */
+template <class P>
+CLB_DEVICE void clb_split(float first, float second, uint32_t* high, uint32_t* low) {
+  const float x = P::fit(first * P::scale);
+  const float y = P::fit(second * P::scale);
+  *high = P::pack(x, y);
+  const float2 rounded = P::unpack(*high);
+  *low = P::pack(x - rounded.x, y - rounded.y);
+}
+
+/* Write columns col, col + 1 (col even) of a split row. */
+template <class P>
+CLB_DEVICE void clb_split_store(uint32_t* row, uint32_t col, float first, float second) {
+  uint32_t* at = row + col / 16u * 16u + (col % 8u) / 2u * 4u + (col % 16u) / 8u;
+  clb_split<P>(first, second, &at[0], &at[2]);
+}
+
+/* Sums of squares of one row, in a fixed order, by a warp: 1 / sqrt(mean + epsilon). */
+CLB_DEVICE float clb_row_scale(const float* sumsq, uint32_t count, uint32_t cols, float epsilon) {
+  float sum = 0.0f;
+  for (uint32_t i = threadIdx.x % CLB_WARP; i < count; i += CLB_WARP)
+    sum += sumsq[i];
+  return 1.0f / sqrtf(clb_warp_sum(sum) / (float)cols + epsilon);
+}
+
+#endif /* CLB_DEVICE_CUH */
