@@ -137,8 +137,14 @@ class Reference:
 
 
 def _tensor(data: bytes, section: Section) -> Array:
-    values = np.frombuffer(data, STORAGE[section.precision], section.shape[0] * section.shape[1], section.offset)
-    return widen(values, section.precision).astype(np.float64).reshape(section.shape)
+    """The tensor as flat has it, from either layout: `down` is (width, hidden)."""
+    rows, cols = section.padded_shape or section.shape
+    values = np.frombuffer(data, STORAGE[section.precision], rows * cols, section.offset)
+    wide = widen(values, section.precision).astype(np.float64)
+    if section.layout == "flat":
+        return wide.reshape(section.shape)
+    matrix = wide.reshape(-1, cols, 16).transpose(0, 2, 1).reshape(rows, cols)[: section.shape[0]]
+    return matrix.T if section.role == "down" else matrix
 
 
 def _swiglu(x: Array, gate: Array, up: Array, down: Array) -> Array:

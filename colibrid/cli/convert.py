@@ -24,9 +24,23 @@ from colibrid.model import convert as conversion
     show_default=True,
     help="Precision of the weights; auto: as in the checkpoint.",
 )
+@click.option(
+    "--backend",
+    type=click.Choice(["cpu", "any"]),
+    default="cpu",
+    show_default=True,
+    help="Whose kernels read it; any: row-major, to exchange, repacked at every start.",
+)
 @click.option("--name", metavar="NAME", help="Default model id; else the name of the folder SRC.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress bar.")
-def convert(src: str, dst: str, dtype: Literal["auto", "fp32", "fp16", "bf16"], name: str | None, quiet: bool) -> None:
+def convert(
+    src: str,
+    dst: str,
+    dtype: Literal["auto", "fp32", "fp16", "bf16"],
+    backend: Literal["cpu", "any"],
+    name: str | None,
+    quiet: bool,
+) -> None:
     """Make the pack DST from the Hugging Face checkpoint in the folder SRC.
 
     An interrupted conversion is resumed by the same command; DST appears only when it is complete.
@@ -39,6 +53,7 @@ def convert(src: str, dst: str, dtype: Literal["auto", "fp32", "fp16", "bf16"], 
             dtype,
             None if quiet else progress,
             crc32c=checksum(Library()),
+            backend=backend,
             name=name,
         )
     finally:

@@ -112,6 +112,11 @@ class RequestFlag(IntFlag):
     MASKED = 4
 
 
+class Layout(IntEnum):
+    FLAT = 0
+    ROWS16 = 1
+
+
 class HugePages(IntEnum):
     OFF = 0
     TRY = 1
@@ -128,7 +133,6 @@ class Mail(IntEnum):
     CHECK = 2
 
 
-LAYOUT_FLAT = 0
 KV_FULL = 0
 
 

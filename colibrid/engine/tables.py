@@ -111,7 +111,7 @@ def _section(row: _Row) -> abi.SectionDesc:
         offset=section.offset,
         bytes=section.bytes,
         precision=abi.Precision[section.precision.upper()],
-        layout=abi.LAYOUT_FLAT,
+        layout=abi.Layout[section.layout.upper()],
         rows=rows,
         cols=cols,
     )

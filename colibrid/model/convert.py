@@ -20,8 +20,9 @@ from colibrid.model.families import Family, family_of
 from colibrid.model.families.base import Description, Recipe, Source, ignorable, recipe
 from colibrid.model.families.config import Config
 from colibrid.model.fingerprint import Dtype, fingerprint
-from colibrid.model.manifest import PACK_VERSION, Manifest, PackFile, Precision, Section
+from colibrid.model.manifest import PACK_VERSION, Backend, Manifest, PackFile, Precision, Section
 from colibrid.model.pack_writer import Crc32c, PackExistsError, PackWriter, open_writer
+from colibrid.model.tiles import tiled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,20 +43,22 @@ def convert(
     progress: Progress | None = None,
     *,
     crc32c: Crc32c,
+    backend: Backend = "cpu",
     name: str | None = None,
     wait: bool = False,
 ) -> Manifest:
     """Writes the pack DST from the checkpoint folder SRC and returns its description.
 
-    crc32c takes the bytes of one block. `name` is the model's default id, else the folder's. `wait`: stand in line
+    crc32c takes the bytes of one block. backend: whose kernels read the pack; "any" is the form to exchange, repacked
+    whenever it is loaded. `name` is the model's default id, else the folder's. `wait`: stand in line
     behind another conversion to the same place. PackExistsError: DST is there. ModelError: all else that is wrong
     with the checkpoint or the destination; a partial result is kept and resumed by the same call.
     """
     shown = name or src.resolve().name
     with Checkpoint(src) as checkpoint:
-        job = _Job(checkpoint, dtype)
+        job = _Job(checkpoint, dtype, backend)
         job.check()
-        with open_writer(dst, fingerprint(src, dtype, shown), crc32c, wait=wait) as writer:
+        with open_writer(dst, fingerprint(src, dtype, shown, backend), crc32c, wait=wait) as writer:
             files = job.write(writer, progress or _silent)
             texts = text_files(src, checkpoint.config)
             for text in TEXT_FILES:
@@ -63,7 +66,7 @@ def convert(
                     writer.copy_text(src / text)
             manifest = Manifest(
                 version=PACK_VERSION,
-                backend="any",
+                backend=backend,
                 family=job.family.architecture,
                 name=shown,
                 precision=job.precision,
@@ -84,13 +87,13 @@ def _silent(_done: int, _total: int, _file: str) -> None:
 class _Job:
     """One conversion: what to make, and where each part comes from."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: Dtype) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: Dtype, backend: Backend) -> None:
         self._checkpoint = checkpoint
         self.family: Family = family_of(checkpoint.config)
         self.description: Description = self.family.read(Config(checkpoint.config))
         self.precision: Precision = _main_precision(checkpoint) if dtype == "auto" else dtype
         hyper, layers = self.description.hyperparameters, self.description.layers
-        self._files = layout.planned_files(hyper, layers, self.precision)
+        self._files = layout.planned_files(hyper, layers, self.precision, layout.LAYOUT_OF[backend])
         self._tensors: dict[str, tuple[Tensor, ...]] = {layout.DENSE_FILE: tuple(layout.dense_tensors(hyper, layers))}
         for index, layer in enumerate(layers):
             for expert, name in enumerate(layer.expert_files):
@@ -168,12 +171,13 @@ class _Job:
             position = section.offset + section.bytes
 
     def _section_chunks(self, section: Section, made: Recipe) -> Iterator[floats.Array]:
-        for source in made.sources:
-            if made.transpose:
-                whole = np.concatenate(list(self._blocks(source, section.precision)))
-                yield whole.T
-            else:
-                yield from self._blocks(source, section.precision)
+        rows = (block for source in made.sources for block in self._blocks(source, section.precision))
+        if section.layout == "rows16":
+            yield from tiled(rows)
+        elif made.transpose:
+            yield np.concatenate(list(rows)).T
+        else:
+            yield from rows
 
     def _blocks(self, source: Source, target: Precision) -> Iterator[floats.Array]:
         """The source's rows (rows, cols) in the target precision, some at a time."""

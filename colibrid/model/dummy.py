@@ -13,12 +13,13 @@ from colibrid.model.checkpoint import TEXT_FILES, read_json, text_files
 from colibrid.model.families import family_of
 from colibrid.model.families.config import Config
 from colibrid.model.fingerprint import Dtype, fingerprint
-from colibrid.model.manifest import PACK_VERSION, Manifest, Precision
+from colibrid.model.manifest import PACK_VERSION, Backend, Manifest, Precision
 from colibrid.model.pack_writer import open_writer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+BACKEND: Backend = "cpu"  # its files are never read, but the description is checked like any other
 _PRECISION_OF: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -34,14 +35,16 @@ def dummy_manifest(folder: Path, dtype: Dtype = "auto", name: str | None = None)
     precision = _PRECISION_OF.get(str(said), "bf16") if dtype == "auto" else dtype
     return Manifest(
         version=PACK_VERSION,
-        backend="any",
+        backend=BACKEND,
         family=family.architecture,
         name=name or folder.resolve().name,
         precision=precision,
         created_by=f"colibrid {__version__}, without weights",
         hyperparameters=description.hyperparameters,
         layers=description.layers,
-        files=layout.planned_files(description.hyperparameters, description.layers, precision),
+        files=layout.planned_files(
+            description.hyperparameters, description.layers, precision, layout.LAYOUT_OF[BACKEND]
+        ),
         text=text_files(folder, config),
     )
 
@@ -49,7 +52,7 @@ def dummy_manifest(folder: Path, dtype: Dtype = "auto", name: str | None = None)
 def write_dummy_pack(src: Path, dst: Path, dtype: Dtype = "auto", name: str | None = None) -> Manifest:
     """Writes colibri.json and the texts to DST. PackExistsError, ModelError: as in convert."""
     manifest = dummy_manifest(src, dtype, name)
-    key = fingerprint(src, dtype, manifest.name, weights=False)
+    key = fingerprint(src, dtype, manifest.name, BACKEND, weights=False)
     with open_writer(dst, key, _no_checksum, wait=True) as writer:
         writer.resume(())
         for text in TEXT_FILES:

@@ -9,25 +9,27 @@ import msgspec
 
 from colibrid.errors import ModelError
 from colibrid.model.checkpoint import INDEX_FILE, MAX_JSON_BYTES, TEXT_FILES, header_bytes, read_bounded, shard_names
+from colibrid.model.layout import LAYOUT_OF
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-CONVERTER_VERSION = 1  # moves with every change of the bytes that convert writes
-BACKEND = "any"
-LAYOUT = "flat"
+    from colibrid.model.manifest import Backend
+
+CONVERTER_VERSION = 2  # moves with every change of the bytes that convert writes
 Dtype = Literal["auto", "fp32", "fp16", "bf16"]
 
 
-def fingerprint(folder: Path, dtype: Dtype, name: str, *, weights: bool = True) -> str:
-    """Hex SHA-256 over configuration, texts, shard headers, sizes, times, converter version, layout and precision.
+def fingerprint(folder: Path, dtype: Dtype, name: str, backend: Backend = "cpu", *, weights: bool = True) -> str:
+    """Hex SHA-256 over configuration, texts, shard headers, sizes, times, converter version, backend, layout, precision.
 
-    weights=False leaves the shards out. Weights themselves are not read: a file that changed without its size or time changing goes unnoticed.
+    weights=False leaves the shards out. Weights themselves are not read: a file that changed without its size or time
+    changing goes unnoticed.
     """
     parts: dict[str, Any] = {
         "converter": CONVERTER_VERSION,
-        "backend": BACKEND,
-        "layout": LAYOUT,
+        "backend": backend,
+        "layout": LAYOUT_OF[backend],
         "dtype": dtype,
         "name": name,
         "files": {

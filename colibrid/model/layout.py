@@ -7,7 +7,9 @@ dense.bin, every section 256-aligned:
                                                 ffn_norm [router] [shared_gate]
                                                 [gate up down of the shared expert or of the dense FFN] |
 expert_{layer}_{expert}.bin, the same:
-    gate (width, hidden)   up (width, hidden)   down transposed (width, hidden)
+    gate (width, hidden)   up (width, hidden)   down (hidden, width); flat: transposed, (width, hidden)
+
+Matrices lie in the layout of the pack's backend (docs/PACK.md), vectors are flat in all.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from colibrid.model.manifest import Hyperparameters, Layer, PackFile, Precision, Role, Section
+from colibrid.model.manifest import Backend, Hyperparameters, Layer, Layout, PackFile, Precision, Role, Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,6 +31,9 @@ FP32_ROLES: frozenset[Role] = frozenset(
     ("final_norm", "attn_norm", "qkv_bias", "q_norm", "k_norm", "out_bias", "ffn_norm", "router", "shared_gate"),
 )
 EXPERT_ROLES: tuple[Role, Role, Role] = ("gate", "up", "down")
+MATRIX_ROLES: frozenset[Role] = frozenset(("embedding", "head", "qkv", "out", "router", *EXPERT_ROLES))
+LAYOUT_OF: dict[Backend, Layout] = {"any": "flat", "cpu": "rows16"}  # of the matrices of a pack
+TILE_ROWS = 16  # of rows16
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -37,7 +42,7 @@ class Tensor(msgspec.Struct, frozen=True):
     role: Role
     layer: int | None  # None: embedding, head and final norm
     expert: int | None  # None: not a routed expert
-    shape: tuple[int, int]  # rows, cols; `down` is transposed
+    shape: tuple[int, int]  # rows, cols as flat has them: `down` is transposed
 
     def label(self) -> str:
         """For messages: "layer 3 expert 5 gate"."""
@@ -96,20 +101,41 @@ def expert_tensors(hidden: int, layer: int, expert: int, width: int) -> tuple[Te
     return tuple(Tensor(role, layer, expert, (width, hidden)) for role in EXPERT_ROLES)
 
 
-def place(tensors: Iterable[Tensor], precision: Precision) -> tuple[Section, ...]:
+def layout_of(role: Role, matrices: Layout) -> Layout:
+    """The layout that a section of this role has in a pack whose matrices have `matrices`."""
+    return matrices if role in MATRIX_ROLES else "flat"
+
+
+def shape_of(tensor: Tensor, kind: Layout) -> tuple[int, int]:
+    """rows, cols of a section that holds the tensor."""
+    rows, cols = tensor.shape
+    return (cols, rows) if tensor.role == "down" and kind != "flat" else (rows, cols)
+
+
+def padded(shape: tuple[int, int], kind: Layout) -> tuple[int, int]:
+    """rows, cols that the bytes of a section hold."""
+    return (align(shape[0], TILE_ROWS), shape[1]) if kind == "rows16" else shape
+
+
+def place(tensors: Iterable[Tensor], precision: Precision, matrices: Layout) -> tuple[Section, ...]:
     """Sections for the tensors of one file, each 256-aligned, in the given order."""
     sections = []
     offset = 0
     for tensor in tensors:
         kind = precision_of(tensor.role, precision)
-        size = tensor.shape[0] * tensor.shape[1] * ELEMENT_BYTES[kind]
+        laid_out = layout_of(tensor.role, matrices)
+        shape = shape_of(tensor, laid_out)
+        rows, cols = padded(shape, laid_out)
+        size = rows * cols * ELEMENT_BYTES[kind]
         sections.append(
             Section(
                 role=tensor.role,
                 offset=offset,
                 bytes=size,
                 precision=kind,
-                shape=tensor.shape,
+                shape=shape,
+                padded_shape=None if (rows, cols) == shape else (rows, cols),
+                layout=laid_out,
                 layer=tensor.layer if tensor.expert is None else None,
             )
         )
@@ -117,18 +143,19 @@ def place(tensors: Iterable[Tensor], precision: Precision) -> tuple[Section, ...
     return tuple(sections)
 
 
-def planned_files(hyper: Hyperparameters, layers: Iterable[Layer], precision: Precision) -> tuple[PackFile, ...]:
+def planned_files(
+    hyper: Hyperparameters, layers: Iterable[Layer], precision: Precision, matrices: Layout
+) -> tuple[PackFile, ...]:
     """dense.bin and one file per routed expert, with sections and sizes but without checksums."""
     table = tuple(layers)
-    files = [_file(DENSE_FILE, place(dense_tensors(hyper, table), precision))]
+    files = [_file(DENSE_FILE, place(dense_tensors(hyper, table), precision, matrices))]
     seen: set[str] = set()
     for index, layer in enumerate(table):
         for expert, name in enumerate(layer.expert_files):
             if name not in seen:
                 seen.add(name)
-                files.append(
-                    _file(name, place(expert_tensors(hyper.hidden, index, expert, layer.expert_width), precision))
-                )
+                tensors = expert_tensors(hyper.hidden, index, expert, layer.expert_width)
+                files.append(_file(name, place(tensors, precision, matrices)))
     return tuple(files)
 
 

@@ -5,8 +5,9 @@ A pack may be written by hand. Then these may be left out, and are filled in bef
     hyperparameters.rope_theta                  instead of rope_inv_freq (10,000 if both are absent)
     hyperparameters.attention_scale, max_positions, rms_norm_eps, kv_heads, tied_head, qkv_bias
     layers[].expert_files                       expert_{layer}_{expert}.bin
-    files                                       dense.bin in the order of layout.py and the expert files; every section
-                                                256-aligned, or packed without gaps where the file's size says so
+    files                                       dense.bin in the order of layout.py and the expert files, matrices in the
+                                                layout of the backend; every section 256-aligned, or packed without gaps
+                                                where the file's size says so
     files[].bytes, sha256, crc32c               the size on disk; no checksums (a warning)
 The tensors, their order and their shapes are in layout.py.
 """
@@ -23,7 +24,7 @@ from colibrid.errors import ModelError
 from colibrid.model import layout
 from colibrid.model.checkpoint import read_bounded
 from colibrid.model.families.rope import inverse_frequencies
-from colibrid.model.manifest import PACK_VERSION, Hyperparameters, Layer, Manifest, PackFile, Precision
+from colibrid.model.manifest import PACK_VERSION, Backend, Hyperparameters, Layer, Manifest, PackFile, Precision
 from colibrid.model.pack_check import check_manifest
 from colibrid.model.pack_writer import MANIFEST_FILE
 
@@ -58,7 +59,7 @@ def open_pack(path: Path, *, backend: str | None = None, check_files: bool = Tru
     if backend is not None and manifest.backend not in ("any", backend):
         raise ModelError(
             f"{where}: the pack is for the {manifest.backend} backend, not for {backend}; make another with "
-            f"`colibrid convert HF_DIR {path.name}`"
+            f"`colibrid convert --backend {backend} HF_DIR {path.name}`"
         )
     try:
         check_manifest(manifest)
@@ -173,12 +174,13 @@ def _fill_files(filled: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]
         hyper = msgspec.convert(filled.get("hyperparameters"), Hyperparameters)
         layers = msgspec.convert(filled.get("layers"), tuple[Layer, ...])
         precision = msgspec.convert(filled.get("precision"), Precision)
+        matrices = layout.LAYOUT_OF.get(msgspec.convert(filled.get("backend"), Backend), "flat")
     except msgspec.ValidationError:
         return filled
     given = filled.get("files", [])
     if not isinstance(given, list) or not all(isinstance(file, dict) for file in given):
         return filled
-    plan = {file.name: file for file in layout.planned_files(hyper, layers, precision)}
+    plan = {file.name: file for file in layout.planned_files(hyper, layers, precision, matrices)}
     for name, planned in plan.items():
         tight = layout.packed(planned)
         plan[name] = tight if sizes.get(name) == tight.bytes else planned

@@ -115,8 +115,13 @@ def _check_file(file: PackFile) -> None:
         where = f"{file.name}: section {_label(section)}"
         element = layout.ELEMENT_BYTES[section.precision]
         rows, cols = section.padded_shape or section.shape
-        if section.padded_shape is not None and section.padded_shape != section.shape:
-            raise ModelError(f"{where}: layout flat has no padding, padded_shape must equal shape")
+        if section.layout != layout.layout_of(section.role, section.layout):
+            raise ModelError(f"{where}: layout {section.layout} is for matrices, expected flat")
+        wanted = layout.padded(section.shape, section.layout)
+        if (rows, cols) != wanted:
+            raise ModelError(
+                f"{where}: padded_shape is ({rows}, {cols}), but layout {section.layout} pads {section.shape} to {wanted}"
+            )
         if section.bytes != rows * cols * element or not section.bytes:
             raise ModelError(
                 f"{where}: {rows * cols * element} bytes expected for ({rows}, {cols}), {section.bytes} found"
@@ -172,9 +177,10 @@ def _check_dense(manifest: Manifest) -> None:
 
 
 def _same_shape(file: str, tensor: Tensor, section: Section) -> None:
-    if section.shape != tensor.shape:
+    shape = layout.shape_of(tensor, section.layout)
+    if section.shape != shape:
         raise ModelError(
-            f"{file}: {tensor.label()} has shape {list(section.shape)}, expected {list(tensor.shape)} by hyperparameters"
+            f"{file}: {tensor.label()} has shape {list(section.shape)}, expected {list(shape)} by hyperparameters"
         )
     if tensor.role in layout.FP32_ROLES and section.precision != "fp32":
         raise ModelError(f"{file}: {tensor.label()} is {section.precision}, expected fp32")

@@ -31,6 +31,16 @@ def test_quiet_has_no_progress_bar(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
+def test_backend_any_makes_a_flat_pack(tmp_path: Path) -> None:
+    """--backend any writes the form to exchange, without it the pack is for the CPU."""
+    for arguments, backend, layout in (([], "cpu", "rows16"), (["--backend", "any"], "any", "flat")):
+        target = tmp_path / f"{backend}.colibri"
+        assert run(["convert", "-q", *arguments, str(BUNDLED_MODEL), str(target)]) == 0
+        manifest = open_pack(target).manifest
+        assert manifest.backend == backend
+        assert manifest.files[1].sections[0].layout == layout
+
+
 def test_problems_exit_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A source that is not a checkpoint and a target that is there already are one line each."""
     assert run(["convert", str(tmp_path), str(tmp_path / "x.colibri")]) == 78

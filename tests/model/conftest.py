@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `src` (a checkpoint) and `pack` (made from it). Not to be changed."""
+    """A folder with `src` (a checkpoint) and two packs made from it: `pack`, `flat`. Not to be changed."""
     folder = tmp_path_factory.mktemp("converted")
     convert(write_checkpoint(CASES[0], folder / "src"), folder / "pack", crc32c=zlib.crc32)
+    convert(folder / "src", folder / "flat", crc32c=zlib.crc32, backend="any")
     return folder
 
 
 @pytest.fixture
 def pack(converted: Path, tmp_path: Path) -> Path:
-    """A copy of the pack that the test may change."""
-    return shutil.copytree(converted / "pack", tmp_path / "pack")
+    """A copy of the flat pack that the test may change."""
+    return shutil.copytree(converted / "flat", tmp_path / "pack")
 
 
 @pytest.fixture

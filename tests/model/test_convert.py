@@ -6,7 +6,7 @@ import os
 import shutil
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from reference import Reference
 from colibrid.errors import ModelError
 from colibrid.model import floats
 from colibrid.model.convert import PackExistsError, convert
+from colibrid.model.layout import MATRIX_ROLES, padded
 from colibrid.model.pack import open_pack
 
 GOLDENS = Path(__file__).parent.parent / "data" / "random"
@@ -36,10 +37,13 @@ def _with_tensors(folder: Path, change: Any, case: Case = BASE) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("backend", ["cpu", "any"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_converted_checkpoint_computes_what_transformers_computes(case: Case, tmp_path: Path) -> None:
+def test_a_converted_checkpoint_computes_what_transformers_computes(
+    case: Case, backend: Literal["cpu", "any"], tmp_path: Path
+) -> None:
     """The float64 forward pass over the pack agrees with float32 transformers on the checkpoint to 1e-5."""
-    convert(write_checkpoint(case, tmp_path / "src"), tmp_path / "pack", crc32c=zlib.crc32)
+    convert(write_checkpoint(case, tmp_path / "src"), tmp_path / "pack", crc32c=zlib.crc32, backend=backend)
     reference = Reference(tmp_path / "pack")
     golden = json.loads((GOLDENS / f"{case.name}.json").read_text())
     for prompt, logits in zip(prompts_of(case), golden["logits"], strict=True):
@@ -61,7 +65,7 @@ def test_checksums_are_those_of_the_bytes(converted: Path) -> None:
 def test_dtype_rounds_every_matrix_to_nearest(dtype: str, tmp_path: Path) -> None:
     """With --dtype each matrix holds the rounded values of the checkpoint, the small tensors its own."""
     src = write_checkpoint(BASE, tmp_path / "src")
-    manifest = convert(src, tmp_path / "pack", dtype, crc32c=zlib.crc32)  # type: ignore[arg-type]
+    manifest = convert(src, tmp_path / "pack", dtype, crc32c=zlib.crc32, backend="any")  # type: ignore[arg-type]
     assert manifest.precision == dtype
     original = tensors_of(BASE, config_of(BASE))
     for file in manifest.files:
@@ -77,6 +81,25 @@ def test_dtype_rounds_every_matrix_to_nearest(dtype: str, tmp_path: Path) -> Non
                 np.testing.assert_array_equal(
                     part, original[f"model.layers.{section.layer}.mlp.gate.weight"].reshape(-1)
                 )
+
+
+def test_a_pack_for_the_cpu_is_rows16(tmp_path: Path) -> None:
+    """By default the pack is for the CPU: matrices rows16, vectors flat, the padding zero."""
+    case = next(case for case in CASES if case.name == "qwen-odd-sizes")
+    manifest = convert(write_checkpoint(case, tmp_path / "src"), tmp_path / "pack", crc32c=zlib.crc32)
+    assert manifest.backend == "cpu"
+    for file in manifest.files:
+        data = (tmp_path / "pack" / file.name).read_bytes()
+        for section in file.sections:
+            matrix = section.role in MATRIX_ROLES
+            assert section.layout == ("rows16" if matrix else "flat")
+            if matrix and section.shape[0] % 16:
+                rows, cols = padded(section.shape, "rows16")
+                assert section.padded_shape == (rows, cols)
+                kind = floats.STORAGE[section.precision]
+                values = np.frombuffer(data, kind, rows * cols, section.offset).reshape(-1, cols, 16)
+                assert values[-1, :, : section.shape[0] % 16].any()
+                assert not values[-1, :, section.shape[0] % 16 :].any()
 
 
 def test_auto_keeps_the_checkpoints_precision(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from random_cases import CASES, config_of
 
 from colibrid.model import layout
@@ -7,16 +9,16 @@ from colibrid.model.families import family_of
 from colibrid.model.families.config import Config
 
 
-def _planned(index: int) -> tuple[layout.PackFile, ...]:
+def _planned(index: int, matrices: layout.Layout = "flat") -> tuple[layout.PackFile, ...]:
     config = config_of(CASES[index])
     read = family_of(config).read(Config(config))
-    return layout.planned_files(read.hyperparameters, read.layers, "bf16")
+    return layout.planned_files(read.hyperparameters, read.layers, "bf16", matrices)
 
 
 def test_sections_are_aligned_and_do_not_overlap() -> None:
     """Every section starts on 256 bytes and after the end of the one before it; the last one ends the file."""
-    for index in range(len(CASES)):
-        for file in _planned(index):
+    for index, matrices in itertools.product(range(len(CASES)), ("flat", "rows16")):
+        for file in _planned(index, matrices):
             end = 0
             for section in file.sections:
                 assert section.offset % 256 == 0
@@ -52,6 +54,18 @@ def test_an_expert_is_gate_up_down_transposed() -> None:
         ("up", (24, 32)),
         ("down", (24, 32)),
     ]
+
+
+def test_rows16_pads_rows_and_does_not_transpose_down() -> None:
+    """In a pack for the CPU matrices are padded to 16 rows, `down` is (hidden, width), vectors stay flat."""
+    file = next(file for file in _planned(0, "rows16") if file.name == "expert_1_3.bin")
+    assert [(s.role, s.shape, s.padded_shape, s.layout, s.bytes) for s in file.sections] == [
+        ("gate", (24, 32), (32, 32), "rows16", 2048),
+        ("up", (24, 32), (32, 32), "rows16", 2048),
+        ("down", (32, 24), None, "rows16", 1536),
+    ]
+    vectors = {section.role for section in _planned(0, "rows16")[0].sections if section.layout == "flat"}
+    assert vectors == {"final_norm", "attn_norm", "qkv_bias", "ffn_norm", "shared_gate"}
 
 
 def test_packed_removes_the_gaps() -> None:

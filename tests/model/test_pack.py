@@ -31,6 +31,7 @@ def test_a_converted_pack_opens_without_warnings(pack: Path) -> None:
     """What convert wrote is sound."""
     opened = open_pack(pack, backend="cpu")
     assert opened.warnings == ()
+    assert opened.manifest.backend == "any"
     assert is_pack(pack)
     assert opened.manifest.files[0].name == "dense.bin"
 
@@ -72,7 +73,9 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("files", 0, "sections", 0, "bytes", 4), "2560 bytes expected for \\(20, 32\\), 4 found"),
         (_set("files", 0, "sections", 0, "shape", [1 << 31, 1 << 31]), "bytes expected for"),
         (_set("files", 0, "sections", 0, "shape", [32, 20]), r"embedding has shape \[32, 20\], expected \[20, 32\]"),
-        (_set("files", 0, "sections", 0, "padded_shape", [20, 64]), "has no padding"),
+        (_set("files", 0, "sections", 0, "padded_shape", [20, 64]), r"layout flat pads \(20, 32\) to \(20, 32\)"),
+        (_set("files", 0, "sections", 0, "layout", "rows16"), r"layout rows16 pads \(20, 32\) to \(32, 32\)"),
+        (_set("files", 0, "sections", 1, "layout", "rows16"), "layout rows16 is for matrices, expected flat"),
         (_set("files", 0, "sections", 0, "layout", "tiles"), "Invalid enum value 'tiles'"),
         (_set("files", 0, "sections", 0, "role", "head"), "section head is there twice or not part of the model"),
         (_set("files", 0, "sections", 0, "layer", 0), "section embedding of layer 0 is there twice or not part"),
@@ -186,7 +189,9 @@ def test_a_text_outside_the_folder_is_refused(pack: Path, name: str) -> None:
 def test_a_pack_for_another_backend_names_the_command(pack: Path) -> None:
     """A pack made for cuda is refused on the CPU with what to run instead."""
     _edit(pack, lambda d: d.update(backend="cuda"))
-    with pytest.raises(ModelError, match="for the cuda backend, not for cpu; make another with `colibrid convert"):
+    with pytest.raises(
+        ModelError, match="for the cuda backend, not for cpu; make another with `colibrid convert --backend cpu HF_DIR"
+    ):
         open_pack(pack, backend="cpu")
     assert open_pack(pack).manifest.backend == "cuda"
 
@@ -228,10 +233,20 @@ def test_a_small_hand_written_description_loads(pack: Path) -> None:
     np.testing.assert_allclose(Reference(pack).forward([1, 2, 3])["logits"], whole, rtol=1e-12)
 
 
+def test_a_hand_written_pack_may_be_for_the_cpu(tmp_path: Path) -> None:
+    """With `backend: cpu` files that are not described hold rows16."""
+    pack = tmp_path / "pack"
+    case = next(case for case in CASES if case.name == "qwen-odd-sizes")
+    convert(write_checkpoint(case, tmp_path / "src"), pack, crc32c=zlib.crc32)
+    expected = Reference(pack).forward([1, 2, 3])["logits"]
+    _edit(pack, lambda described: described.pop("files"))
+    np.testing.assert_array_equal(Reference(pack).forward([1, 2, 3])["logits"], expected)
+
+
 def test_a_hand_written_folder_may_be_packed_without_gaps(tmp_path: Path) -> None:
     """Expert files that are gate, up and down one right after the other load as well, told by their size."""
     case = next(case for case in CASES if case.name == "qwen-odd-sizes")
-    convert(write_checkpoint(case, tmp_path / "src"), tmp_path / "pack", crc32c=zlib.crc32)
+    convert(write_checkpoint(case, tmp_path / "src"), tmp_path / "pack", crc32c=zlib.crc32, backend="any")
     pack = tmp_path / "pack"
     expected = Reference(pack).forward([1, 2, 3])["logits"]
 
