@@ -57,10 +57,10 @@ test-valgrind: lib  ## C unit tests under valgrind memcheck, where it is install
 		CLB_TEST_SHORT=1 $(MESON) test -C build --print-errorlogs --timeout-multiplier 10 \
 		--wrapper 'valgrind --quiet --leak-check=full --show-leak-kinds=all --error-exitcode=9'
 
-test-tsan: $(VENV)/.dev  ## the rings and the thread pool under the thread sanitizer
+test-tsan: $(VENV)/.dev  ## rings, thread pool and steps under the thread sanitizer
 	test -f build-tsan/build.ninja || $(MESON) setup build-tsan -Dunit_tests=true -Dbuildtype=debugoptimized \
 		-Db_sanitize=thread
-	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel engine threads
+	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel engine stage step_threads threads
 
 AARCH64 := aarch64-linux-gnu-gcc -std=c11 -Wall -Wextra -Wconversion -Werror -O2 -fPIC -D_FILE_OFFSET_BITS=64 \
 	-Iengine_c/include -Iengine_c/src -Iengine_c/cpu -Ibuild/engine_c -c -o /dev/null

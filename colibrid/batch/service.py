@@ -21,7 +21,7 @@ import msgspec
 import colibrid
 from colibrid.batch.interfaces import EngineInfo
 from colibrid.batch.scheduler import Scheduler
-from colibrid.engine.spec import make_spec
+from colibrid.engine.spec import device_name, make_spec
 from colibrid.engine.supervisor import Supervisor
 from colibrid.engine.tables import experts_per_token
 
@@ -58,7 +58,7 @@ def make_info(spec: EngineSpec, manifest: Manifest, model_id: str) -> EngineInfo
         max_seq_len=spec.max_seq_len,
         slots=spec.slots,
         experts_per_token=experts_per_token(manifest),
-        device=spec.device,
+        device=device_name(spec),
         fingerprint=_fingerprint(spec, manifest),
     )
 

@@ -49,6 +49,7 @@ class ModelSettings(_Section, frozen=True, kw_only=True):
 
 class EngineSettings(_Section, frozen=True, kw_only=True):
     device: Device = "auto"
+    threads: Literal["auto"] | Annotated[int, Meta(ge=1, le=256)] = "auto"  # auto: one a core, within the quota
     stall_timeout_s: Annotated[float, Meta(ge=2, le=3600)] = 5.0  # an idle engine shows progress once a second
     load_timeout_s: Annotated[float, Meta(ge=1, le=86400)] = 600.0
 

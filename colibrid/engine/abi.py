@@ -432,6 +432,7 @@ class EngineConfig(ctypes.Structure):
         ("channel_base", c_void_p),
         ("channel_bytes", c_uint64),
         ("device", POINTER(DeviceDesc)),
+        ("cpus", POINTER(c_uint32)),
     ]
 
 

@@ -35,6 +35,7 @@ class EngineSetup:
         self._spec = spec
         self._tables = ModelTables(manifest)
         self._modules: ctypes.Array[abi.ModuleRef] | None = None
+        self._cpus = (ctypes.c_uint32 * len(spec.cpus))(*spec.cpus)
         self.config = abi.EngineConfig(
             abi_version=abi.ABI_VERSION,
             struct_bytes=ctypes.sizeof(abi.EngineConfig),
@@ -43,7 +44,7 @@ class EngineSetup:
             prefill_tokens=spec.prefill_tokens,
             kv_precision=abi.Precision[spec.kv_precision.upper()],
             max_tokens_per_expert=spec.max_tokens_per_expert,
-            threads=1,
+            threads=spec.threads,
             weights=abi.Weights[spec.weights.upper()],
             dummy_seed=spec.dummy_seed,
             tier_weights=_tier(spec.tier_weights),
@@ -53,6 +54,7 @@ class EngineSetup:
             command_fd=-1,
             event_fd=-1,
             model=ctypes.pointer(self._tables.desc),
+            cpus=self._cpus if spec.cpus else None,
         )
 
     def plan(self) -> MemoryPlan:

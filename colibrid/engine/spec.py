@@ -1,4 +1,4 @@
-"""What one engine is asked to be: the settings that matter to it, resolved against a pack. Pure."""
+"""What one engine is asked to be: the settings that matter to it, resolved against a pack and the host's CPUs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from colibrid.config.settings import HugePages, Settings, TierSettings
 from colibrid.config.sizes import parse_bytes
 from colibrid.engine.channel import ChannelShape
+from colibrid.engine.host_cpus import HostCpus, host_cpus
 from colibrid.engine.tables import experts_per_token, max_experts
 from colibrid.errors import ConfigError
 
@@ -45,13 +46,18 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     weights: Literal["files", "dummy"]
     dummy_seed: int
     device_fraction: float
+    threads: int
+    cpus: tuple[int, ...]  # one for each thread; empty: the system decides
     tier_weights: TierSpec
     tier_kv: TierSpec
     tier_temp: TierSpec
 
 
-def make_spec(settings: Settings, pack_dir: str, manifest: Manifest) -> EngineSpec:
-    """Resolve every `auto`. ConfigError if a setting does not fit the model, naming it, its value and the limit."""
+def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostCpus | None = None) -> EngineSpec:
+    """Resolve every `auto`. ConfigError if a setting does not fit the model, naming it, its value and the limit.
+
+    `cpus`: what threads may run on; None: what this process may.
+    """
     shapes = manifest.hyperparameters
     batch = settings.batch
     max_seq_len = settings.model.max_seq_len or shapes.max_positions
@@ -67,6 +73,8 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest) -> EngineSp
     if settings.experts.per_token is not None and settings.experts.per_token > own:
         raise ConfigError(f"experts.per_token is {settings.experts.per_token}, but the model uses {own}; lower it")
     tiers = settings.memory.tiers
+    cpus = cpus or host_cpus()
+    threads = cpus.auto_threads if settings.engine.threads == "auto" else settings.engine.threads
     return EngineSpec(
         pack_dir=pack_dir,
         device="cuda" if settings.engine.device == "cuda" else "cpu",
@@ -79,10 +87,17 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest) -> EngineSp
         weights=settings.model.weights,
         dummy_seed=settings.model.dummy_seed,
         device_fraction=settings.memory.device_fraction,
+        threads=threads,
+        cpus=cpus.pins(threads),
         tier_weights=_tier("weights", tiers.weights, 2 * _MIB),
         tier_kv=_tier("kv", tiers.kv, 64 * _KIB),
         tier_temp=_tier("temp", tiers.temp, 4 * _KIB),
     )
+
+
+def device_name(spec: EngineSpec) -> str:
+    """The device for people: "cpu, 2 threads"."""
+    return f"{spec.device}, {spec.threads} thread{'s' if spec.threads > 1 else ''}"
 
 
 def channel_shape(spec: EngineSpec, manifest: Manifest) -> ChannelShape:

@@ -22,18 +22,15 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from colibrid.engine import abi, control
 from colibrid.engine.channel import EngineChannel
 from colibrid.engine.configure import EngineSetup
 from colibrid.engine.host_memory import available_bytes
 from colibrid.engine.library import InstallError, KernelModules, Library
+from colibrid.engine.spec import device_name
 from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
 from colibrid.model.pack import open_pack
-
-if TYPE_CHECKING:
-    from colibrid.engine.state import MemoryPlan
 
 EXIT_STOPPED = 0
 EXIT_ENGINE = 70
@@ -140,7 +137,8 @@ def _open_engine(
         setup.config.channel_base = channel.base
         setup.config.channel_bytes = channel.size
         engine = _open(library, setup, spec.pack_dir if spec.weights == "files" else None)
-    control.send(sock, _ready(plan, pack_ms, _since(started)))
+    ready = control.Ready(memory=plan, device=device_name(spec), pack_ms=pack_ms, open_ms=_since(started))
+    control.send(sock, ready)
     return engine
 
 
@@ -156,10 +154,6 @@ def _open(library: Library, setup: EngineSetup, pack_dir: str | None) -> ctypes.
     if status != abi.Status.OK:
         raise setup.error(status, error)
     return engine
-
-
-def _ready(plan: MemoryPlan, pack_ms: float, open_ms: float) -> control.Ready:
-    return control.Ready(memory=plan, device="cpu", pack_ms=pack_ms, open_ms=open_ms)
 
 
 def _control_loop(sock: socket.socket, mailbox: _Mailbox) -> None:

@@ -11,14 +11,14 @@
 
 enum {
   GROUP = 8, /* query heads of one kv head that are done in one walk */
-  BLOCK = CLB_ATTENTION_BLOCK
+  BLOCK = CLB_ATTENTION_BLOCK,
+  ROWS = CLB_ATTENTION_ROWS
 };
 
-/* Running state of up to GROUP query heads that share one kv head. */
+/* Running state of one query head of one token. */
 typedef struct walk {
-  float largest[GROUP];
-  float weight_sum[GROUP];
-  float scores[GROUP][BLOCK];
+  float largest;
+  float weight_sum;
 } walk;
 
 /* `count` stored values as fp32. */
@@ -37,22 +37,27 @@ static void widen(uint32_t precision, const void* base, size_t element, size_t c
   }
 }
 
-/* rows (count, head_dim) = K (or V, if `values`) of one head at positions begin .. begin + count - 1, from the prefix
-   run as far as it goes, then from the own run. */
-static void gather(const clb_attention_shape* shape, const clb_attention_kv* kv, int values, uint32_t kv_head,
-                   uint32_t begin, uint32_t count, float* rows) {
+/* K (or V, if `values`) of one head at positions begin .. begin + count - 1 as (count, head_dim): where it lies if it
+   is fp32 in one piece, else put together in `rows`, from the prefix run as far as it goes, then from the own run. */
+static const float* fetch(const clb_attention_shape* shape, const clb_attention_kv* kv, int values, uint32_t kv_head,
+                          uint32_t begin, uint32_t count, float* rows) {
   const size_t dim = shape->head_dim;
   const uint32_t left = begin < kv->prefix_tokens ? kv->prefix_tokens - begin : 0;
   const uint32_t shared = left < count ? left : count;
+  const size_t in_prefix = ((size_t)kv_head * kv->prefix.capacity + begin) * dim;
+  const size_t in_own = ((size_t)kv_head * kv->own.capacity + begin + shared - kv->prefix_tokens) * dim;
+  const void* const prefix = values ? kv->prefix.v : kv->prefix.k;
+  const void* const own = values ? kv->own.v : kv->own.k;
+  if (shape->kv_precision == CLB_FP32 && (shared == 0 || shared == count)) {
+    return shared == 0 ? (const float*)own + in_own : (const float*)prefix + in_prefix;
+  }
   if (shared > 0) {
-    const size_t element = ((size_t)kv_head * kv->prefix.capacity + begin) * dim;
-    widen(shape->kv_precision, values ? kv->prefix.v : kv->prefix.k, element, shared * dim, rows);
+    widen(shape->kv_precision, prefix, in_prefix, shared * dim, rows);
   }
   if (shared < count) {
-    const size_t index = begin + shared - kv->prefix_tokens;
-    const size_t element = ((size_t)kv_head * kv->own.capacity + index) * dim;
-    widen(shape->kv_precision, values ? kv->own.v : kv->own.k, element, (count - shared) * dim, rows + shared * dim);
+    widen(shape->kv_precision, own, in_own, (count - shared) * dim, rows + shared * dim);
   }
+  return rows;
 }
 
 /* scores[j] = exp(scores[j] - largest), every score <= largest. Returns their sum, added up in lanes. */
@@ -73,16 +78,15 @@ static float exponentials(float* scores, size_t count, float largest) {
 }
 
 /* Turns the block's scores into weights against the new running maximum; rescales what was summed. */
-static void update_softmax(walk* state, size_t head, size_t count, size_t dim, float* output) {
-  float* const scores = state->scores[head];
-  const float before = state->largest[head];
+static void update_softmax(walk* state, float* scores, size_t count, size_t dim, float* output) {
+  const float before = state->largest;
   float largest = before;
   for (size_t j = 0; j < count; ++j) {
     largest = scores[j] > largest ? scores[j] : largest;
   }
   const float factor = clb_exact_exp(before - largest); /* 0 at the first block */
-  state->weight_sum[head] = state->weight_sum[head] * factor + exponentials(scores, count, largest);
-  state->largest[head] = largest;
+  state->weight_sum = state->weight_sum * factor + exponentials(scores, count, largest);
+  state->largest = largest;
   for (size_t d = 0; d < dim; ++d) {
     output[d] *= factor;
   }
@@ -109,49 +113,77 @@ static void add_values(const float* weights, const float* rows, size_t count, si
   }
 }
 
-/* Query heads [0, heads) of one kv head. */
-static void attend_group(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t first, uint32_t tokens,
-                         uint32_t kv_head, size_t heads, const float* query, float* output) {
+/* One query head of one token against `count` positions. */
+static void attend_block(const clb_attention_shape* shape, const float* k, const float* v, size_t count,
+                         const float* query, walk* state, float* output) {
   const size_t dim = shape->head_dim;
-  float rows[(size_t)BLOCK * CLB_MAX_HEAD_DIM];
-  walk state;
-  for (size_t h = 0; h < heads; ++h) {
-    state.largest[h] = -INFINITY;
-    state.weight_sum[h] = 0.0f;
+  float scores[BLOCK];
+  for (size_t j = 0; j < count; ++j) {
+    scores[j] = clb_lanes_dot(query, k + j * dim, dim) * shape->scale;
   }
-  memset(output, 0, heads * dim * sizeof(float));
-  for (uint32_t begin = first, count = 0; begin < tokens; begin += count) {
-    const uint32_t room = BLOCK - begin % BLOCK; /* up to the next border */
-    count = tokens - begin < room ? tokens - begin : room;
-    gather(shape, kv, 0, kv_head, begin, count, rows);
-    for (size_t h = 0; h < heads; ++h) {
-      for (size_t j = 0; j < count; ++j) {
-        state.scores[h][j] = clb_lanes_dot(query + h * dim, rows + j * dim, dim) * shape->scale;
-      }
-      update_softmax(&state, h, count, dim, output + h * dim);
+  update_softmax(state, scores, count, dim, output);
+  add_values(scores, v, count, dim, output);
+}
+
+static uint32_t first_seen(const clb_attention_work* work, uint32_t row) {
+  const uint32_t tokens = work->position + row + 1;
+  return work->window != 0 && work->window < tokens ? tokens - work->window : 0;
+}
+
+/* All tokens and `heads` query heads from `head` on against the block of positions [begin, end). */
+static void attend_rows(const clb_attention_shape* shape, const clb_attention_kv* kv, const clb_attention_work* work,
+                        size_t head, size_t heads, uint32_t begin, uint32_t end, walk states[ROWS][GROUP]) {
+  const size_t dim = shape->head_dim;
+  float k_rows[(size_t)BLOCK * CLB_MAX_HEAD_DIM];
+  float v_rows[(size_t)BLOCK * CLB_MAX_HEAD_DIM];
+  const float* const k = fetch(shape, kv, 0, work->kv_head, begin, end - begin, k_rows);
+  const float* const v = fetch(shape, kv, 1, work->kv_head, begin, end - begin, v_rows);
+  for (uint32_t r = 0; r < work->rows; ++r) {
+    const uint32_t first = first_seen(work, r);
+    const uint32_t from = first > begin ? first : begin;
+    const uint32_t to = work->position + r + 1 < end ? work->position + r + 1 : end;
+    if (from >= to) {
+      continue;
     }
-    gather(shape, kv, 1, kv_head, begin, count, rows);
+    const size_t skipped = (size_t)(from - begin) * dim;
     for (size_t h = 0; h < heads; ++h) {
-      add_values(state.scores[h], rows, count, dim, output + h * dim);
-    }
-  }
-  for (size_t h = 0; h < heads; ++h) {
-    const float scale = 1.0f / state.weight_sum[h];
-    for (size_t d = 0; d < dim; ++d) {
-      output[h * dim + d] *= scale;
+      attend_block(shape, k + skipped, v + skipped, to - from, work->query + r * work->query_stride + (head + h) * dim,
+                   &states[r][h], work->output + r * work->output_stride + (head + h) * dim);
     }
   }
 }
 
-void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t first, uint32_t tokens,
-                   const float* query, float* output) {
-  const uint32_t group = shape->heads / shape->kv_heads;
-  for (uint32_t kv_head = 0; kv_head < shape->kv_heads; ++kv_head) {
-    for (uint32_t head = 0; head < group; head += GROUP) {
-      const size_t heads = group - head < GROUP ? group - head : GROUP;
-      const size_t offset = ((size_t)kv_head * group + head) * shape->head_dim;
-      attend_group(shape, kv, first, tokens, kv_head, heads, query + offset, output + offset);
+static void attend_group(const clb_attention_shape* shape, const clb_attention_kv* kv, const clb_attention_work* work,
+                         size_t head, size_t heads) {
+  const size_t dim = shape->head_dim;
+  const uint32_t tokens = work->position + work->rows; /* that the last token sees */
+  walk states[ROWS][GROUP];
+  for (uint32_t r = 0; r < work->rows; ++r) {
+    for (size_t h = 0; h < heads; ++h) {
+      states[r][h] = (walk){-INFINITY, 0.0f};
     }
+    memset(work->output + r * work->output_stride + head * dim, 0, heads * dim * sizeof(float));
+  }
+  for (uint32_t begin = first_seen(work, 0), end = 0; begin < tokens; begin = end) {
+    const uint32_t border = begin - begin % BLOCK + BLOCK;
+    end = tokens < border ? tokens : border;
+    attend_rows(shape, kv, work, head, heads, begin, end, states);
+  }
+  for (uint32_t r = 0; r < work->rows; ++r) {
+    for (size_t h = 0; h < heads; ++h) {
+      float* const output = work->output + r * work->output_stride + (head + h) * dim;
+      const float scale = 1.0f / states[r][h].weight_sum;
+      for (size_t d = 0; d < dim; ++d) {
+        output[d] *= scale;
+      }
+    }
+  }
+}
+
+void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, const clb_attention_work* work) {
+  const uint32_t group = shape->heads / shape->kv_heads;
+  for (uint32_t head = 0; head < group; head += GROUP) {
+    attend_group(shape, kv, work, head, group - head < GROUP ? group - head : GROUP);
   }
 }
 

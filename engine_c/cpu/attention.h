@@ -1,5 +1,5 @@
 /*
- * attention.h: grouped-query attention of one token over its slot's KV, and appending to it.
+ * attention.h: grouped-query attention of tokens of one slot over its KV, and appending to it.
  *
  * K and V of one (run, layer), elements of the KV precision (the layout of cache_pool.h):
  *   K, V  [kv_head][capacity][head_dim]
@@ -8,9 +8,9 @@
  *             prefix_tokens .. tokens - 1   -> index position - prefix_tokens of the own run
  *
  * Order of additions: positions in rising order in blocks of CLB_ATTENTION_BLOCK counted from position
- * 0 (the first one shorter if `first` lies inside it), a running maximum per block; so the bits depend on
- * the values, `first` and the length alone, and are the same wherever the border between prefix and own
- * run lies.
+ * 0 (the first one shorter if a window begins inside it), a running maximum per block; so the bits depend on
+ * the values, the window and the position alone, and are the same wherever the border between prefix and own
+ * run lies and whichever other tokens are computed in the same call.
  *
  * Pure but for the memory written; no allocation; thread-safe for different outputs.
  */
@@ -46,10 +46,22 @@ typedef struct clb_attention_shape {
   float scale;
 } clb_attention_shape;
 
-/* output (heads, head_dim) = softmax(scale * query . K) V over positions [first, tokens), first < tokens.
-   query: (heads, head_dim). */
-void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t first, uint32_t tokens,
-                   const float* query, float* output);
+#define CLB_ATTENTION_ROWS 16u /* most tokens of one call: each block of K and V is fetched once for all of them */
+
+/* Tokens at positions position .. position + rows - 1 of one slot, and the query heads of one kv head. */
+typedef struct clb_attention_work {
+  const float* query;    /* (rows, .. heads of kv_head .., head_dim): the first of these heads, of the first token */
+  float* output;         /* the same */
+  uint64_t query_stride; /* floats between tokens */
+  uint64_t output_stride;
+  uint32_t position;
+  uint32_t rows; /* 1 .. CLB_ATTENTION_ROWS */
+  uint32_t kv_head;
+  uint32_t window; /* a token sees itself and window - 1 before it; 0 = all before it */
+} clb_attention_work;
+
+/* output = softmax(scale * query . K) V over the positions that each token sees; all of them were appended before. */
+void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, const clb_attention_work* work);
 
 /* Writes K and V of one position, given as (2, kv_heads, head_dim) fp32: K, then V. fp16 rounds to nearest
    even and saturates. */

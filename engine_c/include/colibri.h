@@ -50,6 +50,7 @@ extern "C" {
 
 /* Limits: everything is bounded, in the unit that its name says. */
 #define CLB_MAX_SLOTS 64u
+#define CLB_MAX_THREADS 256u
 #define CLB_MAX_LAYERS 256u
 #define CLB_MAX_EXPERTS 512u /* per layer */
 #define CLB_MAX_EXPERTS_PER_TOKEN 16u
@@ -450,7 +451,7 @@ typedef struct clb_engine_config {
   uint32_t prefill_tokens;        /* most prompt tokens of one prefill step, over all slots; >= prefill_chunk */
   uint32_t kv_precision;          /* CLB_FP32 or CLB_FP16 */
   uint32_t max_tokens_per_expert; /* 0 = none */
-  uint32_t threads;               /* 1 today */
+  uint32_t threads;               /* that compute, the caller's own included: 1 .. CLB_MAX_THREADS */
   uint32_t weights;               /* clb_weights */
   uint64_t dummy_seed;
   clb_tier_config tier_weights;
@@ -465,6 +466,7 @@ typedef struct clb_engine_config {
   void* channel_base;
   uint64_t channel_bytes;
   const clb_device_desc* device; /* NULL: the CPU; anything else is CLB_ERR_UNSUPPORTED today */
+  const uint32_t* cpus;          /* (threads): the CPU of each, the caller's own first; NULL: the system decides */
 } clb_engine_config;
 
 /* The memory bill, bytes. total = weights + kv + temp + host. */

@@ -58,6 +58,7 @@ static void copy_model(clb_engine* engine, const clb_engine_config* config, cons
   engine->config.model = &engine->model;
   engine->config.modules = NULL;
   engine->config.module_count = 0;
+  engine->config.cpus = NULL;
   engine->model = *model;
   engine->model.layer_table = parts->layer_table;
   engine->model.rope_inv_freq = parts->rope;
@@ -138,6 +139,9 @@ static int32_t take_blocks(clb_engine* engine, clb_error* error) {
   if (status == CLB_OK) {
     status = clb_dispatch_open(pool, &sizes->dispatch, &engine->dispatch_extent);
   }
+  if (status == CLB_OK && sizes->stack_bytes > 0) {
+    status = clb_pool_alloc(pool, CLB_TIER_TEMP, sizes->stack_bytes, 0, CLB_MEM_STACK, &engine->stack_extent);
+  }
   if (status != CLB_OK) {
     return clb_fail(error, status, "memory tiers: a block of the plan does not fit");
   }
@@ -200,6 +204,22 @@ static int32_t open_cache(clb_engine* engine, clb_error* error) {
   return CLB_OK;
 }
 
+static int32_t open_threads(clb_engine* engine, const clb_engine_config* config, clb_error* error) {
+  const clb_threads_config threads = {
+      .count = config->threads,
+      .cpus = config->cpus,
+      .stacks = config->threads > 1 ? extent_address(engine, &engine->stack_extent) : NULL,
+  };
+  const int32_t status = clb_threads_open(&engine->threads, &threads);
+  if (status == CLB_ERR_ARGUMENT) {
+    return clb_fail(error, status, "the system does not let this process run on one of the CPUs that it was given");
+  }
+  if (status != CLB_OK) {
+    return clb_fail(error, status, "the system does not give %u threads; lower engine.threads", config->threads);
+  }
+  return CLB_OK;
+}
+
 static int32_t build(clb_engine* engine, const clb_engine_config* config, const host_parts* parts, clb_error* error) {
   int32_t status = clb_channel_attach(&engine->channel, config->channel_base, config->channel_bytes, &config->channel);
   if (status != CLB_OK) {
@@ -210,6 +230,7 @@ static int32_t build(clb_engine* engine, const clb_engine_config* config, const 
   status = status != CLB_OK ? status : take_blocks(engine, error);
   status = status != CLB_OK ? status : load_weights(engine, config, parts, error);
   status = status != CLB_OK ? status : open_cache(engine, error);
+  status = status != CLB_OK ? status : open_threads(engine, config, error);
   clb_channel_set_phase(&engine->channel, status == CLB_OK ? CLB_PHASE_READY : CLB_PHASE_FAILED);
   return status;
 }
@@ -256,8 +277,8 @@ static void give_back_blocks(clb_engine* engine) {
   }
   int32_t status = engine->built < CLB_BUILT_CACHE ? CLB_OK : clb_cache_close(&engine->cache);
   CLB_ASSERT(status == CLB_OK);
-  clb_extent* const extents[] = {&engine->dispatch_extent, &engine->slot_extent, &engine->step_extent,
-                                 &engine->weights_extent};
+  clb_extent* const extents[] = {&engine->stack_extent, &engine->dispatch_extent, &engine->slot_extent,
+                                 &engine->step_extent, &engine->weights_extent};
   for (size_t i = 0; i < sizeof extents / sizeof extents[0]; ++i) {
     if (extents[i]->bytes > 0) {
       status = clb_pool_free(&engine->pool, extents[i]);
@@ -272,6 +293,7 @@ void clb_engine_close(clb_engine* engine) {
   if (engine == NULL) {
     return;
   }
+  clb_threads_close(&engine->threads);
   if (engine->built >= CLB_BUILT_POOL) {
     give_back_blocks(engine);
   }

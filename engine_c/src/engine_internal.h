@@ -6,7 +6,7 @@
  * itself and every table. After clb_engine_open nothing is allocated.
  *
  *   host block  | clb_engine | pool nodes | layer table | rope | loader's table | kernel map |
- *   temp tier   | step buffers | expert dispatch buffers | slot memory |
+ *   temp tier   | step buffers | expert dispatch buffers | slot memory | stacks of the threads |
  *
  * A slot:   FREE --OPEN, request valid--> WAITING --its runs fit--> PROMPT --prompt computed--> DECODE
  *           any of them --finish, failure or CLOSE--> FREE
@@ -28,6 +28,7 @@
 #include "memory_map.h"
 #include "memory_pool.h"
 #include "step.h"
+#include "threads.h"
 
 typedef enum clb_slot_state {
   CLB_SLOT_FREE = 0,
@@ -69,6 +70,7 @@ typedef struct clb_sizes {
   clb_dispatch_layout dispatch;
   uint64_t step_bytes;   /* step buffers */
   uint64_t slot_bytes;   /* slot memory, all slots */
+  uint64_t stack_bytes;  /* of the worker threads; 0 when there are none */
   uint64_t weights_tier; /* bytes of each tier, a multiple of its page */
   uint64_t kv_tier;
   uint64_t temp_tier;
@@ -90,10 +92,12 @@ struct clb_engine {
   clb_extent step_extent;
   clb_extent dispatch_extent;
   clb_extent slot_extent;
+  clb_extent stack_extent;
   clb_cache cache;
   clb_kernels kernels;
   clb_attention_shape attention;
   clb_step_buffers buffers;
+  clb_threads threads;
   unsigned char* dispatch; /* start of the expert dispatch buffers */
   unsigned char* kv;       /* start of the KV tier */
   clb_slot slots[CLB_MAX_SLOTS];

@@ -68,8 +68,8 @@ static int32_t check_values(const clb_engine_config* config, clb_error* error) {
   if (config->device != NULL) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED, "this build cannot serve on an accelerator yet; use device: cpu");
   }
-  if (config->threads != 1) {
-    return clb_fail(error, CLB_ERR_UNSUPPORTED, "threads is %u, must be 1", config->threads);
+  if (config->threads == 0 || config->threads > CLB_MAX_THREADS) {
+    return clb_fail(error, CLB_ERR_ARGUMENT, "threads is %u, must be from 1 to %u", config->threads, CLB_MAX_THREADS);
   }
   if (config->weights > CLB_WEIGHTS_DUMMY) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "weights is %u, must be 0 (files) or 1 (dummy)", config->weights);
@@ -120,6 +120,8 @@ uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes
   buffers->sampler_scratch = carve(&at, clb_sampler_scratch_bytes(model->vocab_size), 1);
   buffers->policies = carve(&at, tokens, sizeof *buffers->policies);
   buffers->identity = carve(&at, tokens, sizeof *buffers->identity);
+  buffers->groups = carve(&at, tokens + 1, sizeof *buffers->groups);
+  buffers->products = carve(&at, (uint64_t)sizes->max_experts + 1, sizeof *buffers->products);
   buffers->expert_stamp = carve(&at, sizes->max_experts, sizeof *buffers->expert_stamp);
   return at.used;
 }
@@ -169,7 +171,8 @@ static int32_t tier_bytes(const clb_tier_config* tier, const char* name, uint64_
 static int32_t compute_tiers(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
   const uint32_t temp_page = config->tier_temp.page_bytes;
   const uint64_t temp = clb_pool_round(sizes->step_bytes, temp_page) + clb_pool_round(sizes->slot_bytes, temp_page) +
-                        clb_pool_round(sizes->dispatch.bytes, temp_page);
+                        clb_pool_round(sizes->dispatch.bytes, temp_page) +
+                        clb_pool_round(sizes->stack_bytes, temp_page);
   const uint64_t kv = config->tier_kv.bytes == 0 ? sizes->cache.bytes_all : config->tier_kv.page_bytes;
   int32_t status =
       tier_bytes(&config->tier_weights, "weights", sizes->loader.weights_bytes, &sizes->weights_tier, error);
@@ -250,6 +253,7 @@ int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb
   clb_step_buffers unused;
   sizes->step_bytes = clb_place_step_buffers(config, sizes, NULL, &unused);
   sizes->slot_bytes = clb_place_slots(config, NULL, NULL);
+  sizes->stack_bytes = clb_threads_stack_bytes(config->threads);
   status = compute_cache(config, sizes, error);
   status = status != CLB_OK ? status : compute_dispatch(sizes, config->model->hidden, width, error);
   status = status != CLB_OK ? status : compute_tiers(config, sizes, error);

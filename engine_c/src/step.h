@@ -17,6 +17,7 @@
 #include "../include/colibri.h"
 #include "cache_pool.h"
 #include "kernel_dispatch.h"
+#include "stage.h"
 
 #define CLB_LOGIT_ROWS 32u /* rows of logits held at once */
 
@@ -46,6 +47,8 @@ typedef struct clb_step_buffers {
   float* logits;            /* (CLB_LOGIT_ROWS, vocab) */
   void* sampler_scratch;
   clb_expert_policy* policies; /* (T) of the layer at work */
+  uint32_t* groups;            /* (T + 1): first rows of the groups that attend together */
+  clb_product* products;       /* (most experts + 1): of the stage at work */
   uint32_t* identity;          /* (T): 0, 1, 2, ... */
   uint64_t* expert_stamp;      /* (most experts): the last (step, layer) that ran it */
 } clb_step_buffers;

@@ -178,14 +178,22 @@ static void set_cpu(cpu_set_t* set, uint32_t cpu) {
   CPU_SET(cpu, set);
 }
 
+static unsigned char* stack_of(const clb_threads* pool, uint32_t number) {
+  return pool->stacks + (size_t)(number - 1) * CLB_THREAD_STACK_BYTES;
+}
+
+/* The page into which a stack would overflow. Refused in a mapping of larger pages: there nothing catches it. */
+static void protect_end(unsigned char* stack, int protection) {
+  (void)mprotect(stack, (size_t)sysconf(_SC_PAGESIZE), protection);
+}
+
 static int32_t start_worker(clb_threads* pool, const clb_threads_config* config, uint32_t number) {
   clb_worker* const worker = &pool->workers[number - 1];
-  unsigned char* const stack = (unsigned char*)config->stacks + (size_t)(number - 1) * CLB_THREAD_STACK_BYTES;
-  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  unsigned char* const stack = stack_of(pool, number);
   cpu_set_t cpu;
   pthread_attr_t attributes;
   *worker = (clb_worker){.pool = pool, .number = number};
-  (void)mprotect(stack, page, PROT_NONE); /* not in a mapping of larger pages: there an overflow is not caught */
+  protect_end(stack, PROT_NONE);
   if (pthread_attr_init(&attributes) != 0) {
     return CLB_ERR_MEMORY;
   }
@@ -197,6 +205,7 @@ static int32_t start_worker(clb_threads* pool, const clb_threads_config* config,
   failed = failed != 0 ? failed : pthread_create(&worker->handle, &attributes, worker_main, worker);
   (void)pthread_attr_destroy(&attributes);
   if (failed != 0) {
+    protect_end(stack, PROT_READ | PROT_WRITE);
     return failed == EINVAL ? CLB_ERR_ARGUMENT : CLB_ERR_MEMORY;
   }
   pool->started++;
@@ -225,6 +234,7 @@ int32_t clb_threads_open(clb_threads* pool, const clb_threads_config* config) {
   CLB_ASSERT(config->count == 1 || config->stacks != NULL);
   memset(pool, 0, sizeof *pool);
   pool->count = config->count;
+  pool->stacks = config->stacks;
   atomic_store(&pool->ticket, FIRST_LIST);
   (void)sigfillset(&all);
   for (size_t i = 0; i < sizeof faults / sizeof faults[0]; ++i) {
@@ -250,6 +260,7 @@ void clb_threads_close(clb_threads* pool) {
   for (uint32_t i = 0; i < pool->started; ++i) {
     const int failed = pthread_join(pool->workers[i].handle, NULL);
     CLB_ASSERT(failed == 0);
+    protect_end(stack_of(pool, i + 1), PROT_READ | PROT_WRITE);
   }
   if (pool->pinned != 0) {
     cpu_set_t before;

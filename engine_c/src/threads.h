@@ -30,7 +30,6 @@
 
 #include "../include/colibri.h"
 
-#define CLB_MAX_THREADS 256u
 #define CLB_THREAD_STACK_BYTES 1048576u /* of one worker; its lowest page is a guard where the mapping allows it */
 #define CLB_THREADS_MAX_ITEMS 16777215u
 #define CLB_THREADS_CPU_WORDS 16u /* 64 CPUs each: an affinity mask */
@@ -61,6 +60,7 @@ typedef struct clb_threads {
   uint32_t started;                  /* workers that exist */
   uint32_t pinned;                   /* 1: owner_cpus is what the owner had before */
   uint32_t reserved;
+  unsigned char* stacks;
   uint64_t owner_cpus[CLB_THREADS_CPU_WORDS];
   clb_worker workers[CLB_MAX_THREADS - 1];
 } clb_threads;

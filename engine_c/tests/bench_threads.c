@@ -27,7 +27,7 @@ static void run_list(void* context) {
 static void bench_shape(uint32_t threads, uint32_t items, uint32_t rounds) {
   static clb_threads pool;
   const uint64_t bytes = clb_threads_stack_bytes(threads);
-  void* const stacks = bytes == 0 ? NULL : aligned_alloc(4096, bytes); /* guard pages: given back at the end only */
+  void* const stacks = bytes == 0 ? NULL : aligned_alloc(4096, bytes);
   const clb_threads_config config = {.count = threads, .stacks = stacks};
   CLB_ASSERT(clb_threads_open(&pool, &config) == CLB_OK);
   list l = {&pool, items, rounds};
@@ -35,6 +35,7 @@ static void bench_shape(uint32_t threads, uint32_t items, uint32_t rounds) {
   (void)snprintf(shape, sizeof shape, "threads=%u items=%u rounds=%u", threads, items, rounds);
   clb_bench("threads_run", shape, run_list, &l);
   clb_threads_close(&pool);
+  free(stacks);
 }
 
 int main(void) {

@@ -69,6 +69,24 @@ static void reference(const clb_attention_shape* shape, uint32_t first, uint32_t
   }
 }
 
+/* All heads of tokens [position, position + rows), whose queries lie one after the other. */
+static void attend(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t position, uint32_t rows,
+                   uint32_t window, const float* queries, float* outputs) {
+  const uint64_t stride = (uint64_t)shape->heads * shape->head_dim;
+  for (uint32_t kv_head = 0; kv_head < shape->kv_heads; ++kv_head) {
+    const uint64_t at = stride / shape->kv_heads * kv_head;
+    const clb_attention_work work = {.query = queries + at,
+                                     .output = outputs + at,
+                                     .query_stride = stride,
+                                     .output_stride = stride,
+                                     .position = position,
+                                     .rows = rows,
+                                     .kv_head = kv_head,
+                                     .window = window};
+    clb_attention(shape, kv, &work);
+  }
+}
+
 static const clb_attention_shape shapes[] = {
     {4, 2, 8, CLB_FP32, 0.35f}, {4, 4, 64, CLB_FP16, 0.125f}, {32, 2, 16, CLB_FP16, 0.25f},
     {8, 1, 6, CLB_FP32, 0.4f},  {20, 2, 34, CLB_FP16, 0.2f},  {1, 1, 2, CLB_FP16, 1.0f},
@@ -89,7 +107,7 @@ static void attention_is_softmax(void) {
       fill(&state, query, sizeof query / sizeof(float), i % 2 == 0 ? 1.0f : 20.0f);
       append_all(shape, &kv, lengths[i]);
       const uint32_t first = (uint32_t)(clb_test_random(&state) % 2 * (clb_test_random(&state) % lengths[i]));
-      clb_attention(shape, &kv, first, lengths[i], query, output);
+      attend(shape, &kv, lengths[i] - 1, 1, first == 0 ? 0 : lengths[i] - first, query, output);
       for (uint32_t h = 0; h < shape->heads; ++h) {
         reference(shape, first, lengths[i], h, wanted);
         for (uint32_t d = 0; d < shape->head_dim; ++d) {
@@ -115,21 +133,48 @@ static void border_changes_nothing(void) {
     fill(&state, query, sizeof query / sizeof(float), 3.0f);
     clb_attention_kv kv = make_kv(0);
     append_all(shape, &kv, 150);
-    const uint32_t first = s % 2 * 77;
-    clb_attention(shape, &kv, first, 150, query, output);
+    const uint32_t window = s % 2 * 73;
+    attend(shape, &kv, 149, 1, window, query, output);
     append_all(shape, &kv, 200);
-    clb_attention(shape, &kv, first, 150, query, again);
+    attend(shape, &kv, 149, 1, window, query, again);
     CHECK(memcmp(again, output, bytes) == 0);
     for (uint32_t border = 1; border <= 150; border += 7) {
       kv = make_kv(border);
       append_all(shape, &kv, 150);
-      clb_attention(shape, &kv, first, 150, query, again);
+      attend(shape, &kv, 149, 1, window, query, again);
       CHECK(memcmp(again, output, bytes) == 0);
     }
   }
 }
 
+/* Tokens computed together have the bits that each has alone, whatever they see of each other's positions. */
+static void company_changes_nothing(void) {
+  static float queries[CLB_ATTENTION_ROWS * 32 * 64];
+  static float together[CLB_ATTENTION_ROWS * 32 * 64];
+  const uint32_t positions[] = {0, 1, 50, 63, 64, 120};
+  const uint32_t windows[] = {0, 1, 9, 70};
+  uint64_t state = 3;
+  fill(&state, &values[0][0], sizeof values / sizeof(float), 2.0f);
+  fill(&state, queries, sizeof queries / sizeof(float), 3.0f);
+  for (uint32_t s = 0; s < SHAPES; ++s) {
+    const clb_attention_shape* const shape = &shapes[s];
+    const size_t width = (size_t)shape->heads * shape->head_dim;
+    for (uint32_t i = 0; i < 24; ++i) {
+      const uint32_t position = positions[i % 6];
+      const uint32_t rows = i % 5 == 0 ? CLB_ATTENTION_ROWS : 1 + i % 7;
+      const clb_attention_kv kv = make_kv(i * 4);
+      append_all(shape, &kv, position + rows);
+      attend(shape, &kv, position, rows, windows[i / 6], queries, together);
+      for (uint32_t r = 0; r < rows; ++r) {
+        attend(shape, &kv, position + r, 1, windows[i / 6], queries + r * width, again);
+        CHECK(memcmp(again, together + r * width, width * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
 int main(int argc, char** argv) {
-  static const clb_test tests[] = {TEST(attention_is_softmax), TEST(border_changes_nothing)};
+  static const clb_test tests[] = {TEST(attention_is_softmax), TEST(border_changes_nothing),
+                                   TEST(company_changes_nothing)};
   return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

@@ -29,6 +29,7 @@ static void nothing_is_allocated_after_open(void) {
   request.top_k = 7;
   request.frequency_penalty = 0.5f;
   rig_init(&main_rig, 2);
+  main_rig.config.threads = 3;
   open_rig(&main_rig);
   const uint64_t calls = alloc_hook.calls;
   rig_run_alone(&main_rig, 1, &request, 14);
@@ -47,6 +48,7 @@ static void open_survives_each_failed_allocation(void) {
   const int64_t mapped = alloc_hook.mapped_bytes;
   uint32_t failures = 0;
   rig_init(r, 2);
+  r->config.threads = 2;
   for (uint64_t n = 2; n < 100; ++n) { /* the first is the rig's own channel */
     alloc_hook_fail(n);
     const int32_t status = rig_open(r);
@@ -79,7 +81,7 @@ static void bad_configurations_are_refused(void) {
                {1, CLB_ERR_ARGUMENT, "prefill_chunk is 0"},
                {2, CLB_ERR_ARGUMENT, "prefill_tokens 7"},
                {3, CLB_ERR_UNSUPPORTED, "kv_precision is 2"},
-               {4, CLB_ERR_UNSUPPORTED, "threads is 2"},
+               {4, CLB_ERR_ARGUMENT, "threads is 257"},
                {5, CLB_ERR_ARGUMENT, "page_bytes is 5000"},
                {6, CLB_ERR_MEMORY, "tier temp"},
                {7, CLB_ERR_ARGUMENT, "max_seq_len is 97"},
@@ -92,7 +94,7 @@ static void bad_configurations_are_refused(void) {
     config->prefill_chunk = i == 1 ? 0 : config->prefill_chunk;
     config->prefill_tokens = i == 2 ? 7 : config->prefill_tokens;
     config->kv_precision = i == 3 ? CLB_BF16 : config->kv_precision;
-    config->threads = i == 4 ? 2 : config->threads;
+    config->threads = i == 4 ? CLB_MAX_THREADS + 1 : config->threads;
     config->tier_kv.page_bytes = i == 5 ? 5000 : config->tier_kv.page_bytes;
     config->tier_temp.bytes = i == 6 ? 8192 : 0;
     config->channel.max_seq_len = i == 7 ? 97 : config->channel.max_seq_len;

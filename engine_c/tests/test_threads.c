@@ -5,7 +5,6 @@
 #include <float.h>
 #include <sched.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,14 +15,9 @@
 enum { MOST_THREADS = 8, MOST_ITEMS = 5000 };
 
 static clb_threads pool; /* must not move */
-static unsigned char* stacks;
+static _Alignas(4096) unsigned char stacks[(MOST_THREADS - 1) * CLB_THREAD_STACK_BYTES];
 
 static int32_t open_with(uint32_t count, const uint32_t* cpus) {
-  if (stacks == NULL) {
-    stacks =
-        mmap(NULL, clb_threads_stack_bytes(MOST_THREADS), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    CHECK(stacks != MAP_FAILED);
-  }
   const clb_threads_config config = {.count = count, .cpus = cpus, .stacks = stacks};
   return clb_threads_open(&pool, &config);
 }

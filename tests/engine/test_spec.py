@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 from hypothesis import given
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from colibrid.config.settings import (
     BatchSettings,
+    EngineSettings,
     ExpertsSettings,
     KvSettings,
     MemorySettings,
@@ -18,7 +19,8 @@ from colibrid.config.settings import (
     TierSettings,
     TiersSettings,
 )
-from colibrid.engine.spec import channel_shape, make_spec, run_tokens
+from colibrid.engine.host_cpus import HostCpus, host_cpus
+from colibrid.engine.spec import channel_shape, device_name, make_spec, run_tokens
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +45,18 @@ def test_sizes_are_read_as_people_write_them(bundled_pack: Pack) -> None:
     spec = make_spec(settings, "folder", bundled_pack.manifest)
     assert (spec.tier_kv.bytes, spec.tier_kv.page_bytes, spec.tier_kv.huge_pages) == (1 << 20, 8192, "off")
     assert spec.kv_precision == "fp16"
+
+
+@pytest.mark.parametrize(("threads", "chosen", "pinned"), [("auto", 2, (5, 6)), (1, 1, ()), (2, 2, (5, 6)), (9, 9, ())])
+def test_threads_follow_the_cores(
+    threads: Literal["auto"] | int, chosen: int, pinned: tuple[int, ...], bundled_pack: Pack
+) -> None:
+    """Automatic threads are one a core; a number is taken as it is; the host's CPUs are looked at by default."""
+    settings = Settings(engine=EngineSettings(threads=threads))
+    spec = make_spec(settings, "folder", bundled_pack.manifest, HostCpus(ids=(5, 6, 7), cores=2, quota=None))
+    assert (spec.threads, spec.cpus) == (chosen, pinned)
+    assert device_name(spec) == f"cpu, {chosen} thread{'s' if chosen > 1 else ''}"
+    assert make_spec(Settings(), "folder", bundled_pack.manifest).threads == host_cpus().auto_threads
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from descriptors import open_descriptors
 from colibrid.config.settings import BatchSettings, Settings
 from colibrid.engine import control
 from colibrid.engine.process import PACKAGE_ROOT, EngineProcess
-from colibrid.engine.spec import EngineSpec, channel_shape, make_spec
+from colibrid.engine.spec import EngineSpec, channel_shape, device_name, make_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +67,7 @@ def test_ready_brings_the_memory_bill(process: EngineProcess, spec: EngineSpec) 
     """A worker that has loaded says what it took; Stop ends it with 0."""
     ready = wait_ready(process)
     assert ready.memory.kv_tokens >= spec.max_seq_len
-    assert ready.device == "cpu"
+    assert ready.device == device_name(spec)
     control.send(process.sock, control.Stop())
     assert wait_exit(process) == 0
 

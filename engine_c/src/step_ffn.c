@@ -1,0 +1,192 @@
+/* step_ffn.c: the FFN half of a layer, see step.c. */
+#include <string.h>
+
+#include "../cpu/lanes.h"
+#include "../cpu/vector.h"
+#include "assert.h"
+#include "exact_math.h"
+#include "routing.h"
+#include "step_internal.h"
+
+static clb_gated_linear_args gate_up_of(const clb_engine* engine, const clb_expert_entry* entry, const uint32_t* tokens,
+                                        uint32_t count, float* activation) {
+  return (clb_gated_linear_args){.gate = entry->gate,
+                                 .up = entry->up,
+                                 .input = engine->buffers.normed,
+                                 .output = activation,
+                                 .inputs = tokens,
+                                 .input_stride = engine->model.hidden,
+                                 .output_stride = entry->width,
+                                 .tokens = count,
+                                 .cols = engine->model.hidden,
+                                 .row_begin = 0,
+                                 .row_end = entry->width};
+}
+
+static clb_linear_args down_of(const clb_engine* engine, const clb_expert_entry* entry, const float* activation,
+                               uint32_t count, const uint32_t* places, float* output) {
+  return (clb_linear_args){.weights = entry->down,
+                           .input = activation,
+                           .output = output,
+                           .outputs = places,
+                           .input_stride = entry->width,
+                           .output_stride = engine->model.hidden,
+                           .tokens = count,
+                           .cols = entry->width,
+                           .row_begin = 0,
+                           .row_end = engine->model.hidden};
+}
+
+static clb_routing_args routing_of(clb_engine* engine, uint32_t layer, uint32_t count) {
+  const clb_dispatch_layout* const at = &engine->sizes.dispatch;
+  unsigned char* const base = engine->dispatch;
+  const clb_layer_desc* const desc = &engine->model.layer_table[layer];
+  return (clb_routing_args){
+      .logits = (float*)(void*)(base + at->logits),
+      .layer = desc,
+      .policies = engine->buffers.policies,
+      .indices = (uint32_t*)(void*)(base + at->indices),
+      .weights = (float*)(void*)(base + at->weights),
+      .kept = (uint32_t*)(void*)(base + at->kept),
+      .trimmed = (uint32_t*)(void*)(base + at->trimmed),
+      .dropped = (uint32_t*)(void*)(base + at->dropped),
+      .status = (int32_t*)(void*)(base + at->status),
+      .counts = (uint32_t*)(void*)(base + at->counts),
+      .offsets = (uint32_t*)(void*)(base + at->offsets),
+      .token_list = (uint32_t*)(void*)(base + at->token_list),
+      .place_list = (uint32_t*)(void*)(base + at->place_list),
+      .logits_stride = desc->experts,
+      .tokens = count,
+      .k_max = engine->sizes.k_max,
+      .max_tokens_per_expert = engine->config.max_tokens_per_expert,
+      .reserved = 0,
+  };
+}
+
+static void select_rows(clb_engine* engine, uint32_t layer, uint32_t first, uint32_t end) {
+  clb_routing_args args = routing_of(engine, layer, end - first);
+  const size_t ranks = (size_t)first * args.k_max;
+  args.logits += first * args.logits_stride;
+  args.policies += first;
+  args.indices += ranks;
+  args.weights += ranks;
+  args.kept += first;
+  args.trimmed += first;
+  args.dropped += first;
+  args.status += first;
+  clb_routing_select(&args);
+}
+
+/* Counters of rows and requests, by the owner alone: rows of one request share them. */
+static void count_experts(clb_engine* engine, uint32_t layer, const clb_routing_args* routing) {
+  for (uint32_t i = 0; i < routing->tokens; ++i) {
+    clb_step_row* const row = &engine->buffers.rows[i];
+    uint32_t* const counts =
+        clb_channel_counts(&engine->channel, row->slot) + (size_t)layer * engine->config.channel.max_experts;
+    for (uint32_t rank = 0; rank < routing->kept[i]; ++rank) {
+      const uint32_t expert = routing->indices[(size_t)i * routing->k_max + rank];
+      if (expert != CLB_ROUTING_NONE) {
+        counts[expert]++;
+        row->assignments++;
+      }
+    }
+    row->trimmed += routing->trimmed[i];
+    row->dropped += routing->dropped[i];
+    row->status = routing->status[i] != CLB_OK ? routing->status[i] : row->status;
+  }
+}
+
+/* One product of each expert that has tokens: the shared one over all rows, each other once over its bucket. */
+static void run_experts(clb_engine* engine, uint32_t layer, const clb_routing_args* routing, int down) {
+  const clb_step_buffers* const b = &engine->buffers;
+  const clb_layer_kernels* const weights = &engine->kernels.layers[layer];
+  float* const activations = (float*)(void*)(engine->dispatch + engine->sizes.dispatch.activation);
+  float* const outputs = (float*)(void*)(engine->dispatch + engine->sizes.dispatch.output);
+  clb_stage stage = clb_step_stage(engine);
+  if (weights->shared.gate != NULL && down) {
+    const clb_linear_args args =
+        down_of(engine, &weights->shared, b->shared_activation, routing->tokens, NULL, b->shared_output);
+    clb_stage_add_linear(&stage, weights->shared.kernel, &args);
+  } else if (weights->shared.gate != NULL) {
+    const clb_gated_linear_args args =
+        gate_up_of(engine, &weights->shared, NULL, routing->tokens, b->shared_activation);
+    clb_stage_add_gate_up(&stage, weights->shared.kernel, &args);
+  }
+  for (uint32_t e = 0; e < routing->layer->experts; ++e) {
+    const clb_expert_entry* const entry = &weights->experts[e];
+    const uint32_t first = routing->offsets[e];
+    const uint32_t count = routing->counts[e];
+    CLB_ASSERT(routing->offsets[e + 1] - first == count);
+    float* const activation = activations + (size_t)first * entry->width;
+    if (count > 0 && down) {
+      const clb_linear_args args = down_of(engine, entry, activation, count, routing->place_list + first, outputs);
+      clb_stage_add_linear(&stage, entry->kernel, &args);
+    } else if (count > 0) {
+      const clb_gated_linear_args args = gate_up_of(engine, entry, routing->token_list + first, count, activation);
+      clb_stage_add_gate_up(&stage, entry->kernel, &args);
+    }
+  }
+  clb_stage_run(&stage);
+}
+
+static void count_launches(clb_engine* engine, uint32_t layer, const clb_routing_args* routing) {
+  const uint64_t stamp = engine->step_number * engine->model.layers + layer + 1;
+  uint64_t* const stamps = engine->buffers.expert_stamp;
+  for (uint32_t e = 0; e < routing->layer->experts; ++e) {
+    if (routing->counts[e] > 0) {
+      engine->stats.expert_launches++;
+      engine->stats.expert_relaunches += stamps[e] == stamp ? 1u : 0u;
+      stamps[e] = stamp;
+    }
+  }
+}
+
+void clb_step_combine(clb_engine* engine, uint32_t layer, uint32_t row) {
+  const clb_step_buffers* const b = &engine->buffers;
+  const clb_layer_kernels* const weights = &engine->kernels.layers[layer];
+  const clb_routing_args routing = routing_of(engine, layer, 0);
+  const uint32_t hidden = engine->model.hidden;
+  const size_t at = (size_t)row * hidden;
+  const float* const outputs = (const float*)(void*)(engine->dispatch + engine->sizes.dispatch.output);
+  memset(b->update + at, 0, hidden * sizeof(float));
+  for (uint32_t rank = 0; rank < routing.kept[row]; ++rank) {
+    const size_t place = (size_t)row * routing.k_max + rank;
+    if (routing.indices[place] != CLB_ROUTING_NONE) {
+      clb_vector_add_scaled(outputs + place * hidden, routing.weights[place], hidden, b->update + at);
+    }
+  }
+  if (weights->shared.gate == NULL) {
+    return;
+  }
+  if (weights->shared_gate == NULL) {
+    clb_vector_add(b->shared_output + at, hidden, b->update + at);
+    return;
+  }
+  const float gate = clb_exact_sigmoid(clb_lanes_dot(weights->shared_gate, b->normed + at, hidden));
+  clb_vector_add_scaled(b->shared_output + at, gate, hidden, b->update + at);
+}
+
+void clb_step_moe(clb_engine* engine, uint32_t layer, uint32_t count) {
+  const clb_routing_args routing = routing_of(engine, layer, count);
+  clb_step_linear(engine, &engine->kernels.layers[layer].router, NULL, engine->buffers.normed, count,
+                  (float*)(void*)(engine->dispatch + engine->sizes.dispatch.logits));
+  clb_step_rows(engine, layer, count, (uint64_t)16 * routing.layer->experts, select_rows);
+  clb_routing_bucket(&routing);
+  count_experts(engine, layer, &routing);
+  count_launches(engine, layer, &routing);
+  run_experts(engine, layer, &routing, 0);
+  run_experts(engine, layer, &routing, 1);
+}
+
+void clb_step_dense(clb_engine* engine, uint32_t layer, uint32_t count) {
+  const clb_step_buffers* const b = &engine->buffers;
+  const clb_expert_entry* const entry = &engine->kernels.layers[layer].shared;
+  const clb_gated_linear_args first = gate_up_of(engine, entry, NULL, count, b->shared_activation);
+  const clb_linear_args second = down_of(engine, entry, b->shared_activation, count, NULL, b->update);
+  clb_stage stage = clb_step_stage(engine);
+  clb_stage_add_gate_up(&stage, entry->kernel, &first);
+  clb_stage_run(&stage);
+  clb_stage_begin(&stage);
+  clb_stage_add_linear(&stage, entry->kernel, &second);
+  clb_stage_run(&stage);
+}
