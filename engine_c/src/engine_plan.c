@@ -105,6 +105,7 @@ uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes
   const uint64_t q = (uint64_t)model->heads * model->head_dim;
   const uint64_t kv = (uint64_t)model->kv_heads * model->head_dim;
   const uint64_t vocab = model->vocab_size;
+  const uint64_t scratches = config->threads < CLB_LOGIT_ROWS ? config->threads : CLB_LOGIT_ROWS;
   carver at = {base, 0};
   buffers->rows = carve(&at, tokens, sizeof *buffers->rows);
   buffers->residual = carve(&at, tokens * hidden, sizeof(float));
@@ -117,7 +118,9 @@ uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes
   buffers->shared_output = carve(&at, tokens * hidden, sizeof(float));
   buffers->head_input = carve(&at, CLB_LOGIT_ROWS * hidden, sizeof(float));
   buffers->logits = carve(&at, CLB_LOGIT_ROWS * vocab, sizeof(float));
-  buffers->sampler_scratch = carve(&at, clb_sampler_scratch_bytes(model->vocab_size), 1);
+  buffers->scratch_stride = (clb_sampler_scratch_bytes(model->vocab_size) + 63u) & ~UINT64_C(63);
+  buffers->sampler_scratch = carve(&at, scratches, buffers->scratch_stride);
+  buffers->draws = carve(&at, CLB_LOGIT_ROWS, sizeof *buffers->draws);
   buffers->policies = carve(&at, tokens, sizeof *buffers->policies);
   buffers->identity = carve(&at, tokens, sizeof *buffers->identity);
   buffers->groups = carve(&at, tokens + 1, sizeof *buffers->groups);

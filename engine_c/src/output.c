@@ -23,7 +23,7 @@ void clb_push_event(clb_engine* engine, const clb_event* event) {
 
 static clb_event event_of(const clb_engine* engine, uint32_t kind, uint32_t slot) {
   clb_event event;
-  memset(&event, 0, sizeof event);
+  (void)memset(&event, 0, sizeof event);
   event.kind = kind;
   event.slot = slot;
   event.generation = engine->slots[slot].request.generation;
@@ -78,7 +78,7 @@ int clb_slot_may_sample(clb_engine* engine, uint32_t slot) {
   if (!clb_channel_has_room(&engine->channel, slot)) {
     return 0;
   }
-  return (s->request.flags & CLB_REQ_MASKED) == 0 || s->mask_position[s->generated & 1u] == s->generated;
+  return (s->request.flags & CLB_REQ_MASKED) == 0u || s->mask_position[s->generated & 1u] == s->generated;
 }
 
 static int is_stop(const clb_slot* slot, int32_t token) {
@@ -90,48 +90,73 @@ static int is_stop(const clb_slot* slot, int32_t token) {
   return 0;
 }
 
-/* Samples output position `generated` from one row of logits. May release the slot. */
-static void sample(clb_engine* engine, uint32_t slot, const float* logits) {
-  clb_slot* const s = &engine->slots[slot];
-  const uint32_t position = s->generated;
-  clb_record* const record = clb_channel_record(&engine->channel, slot);
+/* Samples from one row of logits; pure, so any thread may do it. */
+static void draw(void* context, uint32_t item, uint32_t thread) {
+  const clb_engine* const engine = context;
+  const clb_step_buffers* const b = &engine->buffers;
+  const uint32_t vocab = engine->model.vocab_size;
+  const uint32_t scratch = engine->threads.count < CLB_LOGIT_ROWS ? thread : item; /* nobody else's at this time */
+  clb_draw* const drawn = &b->draws[item];
+  const clb_slot* const s = &engine->slots[drawn->slot];
+  const int masked = (s->request.flags & CLB_REQ_MASKED) != 0u;
   const clb_sampler_args args = {
-      .logits = logits,
+      .logits = b->logits + (size_t)item * vocab,
       .request = &s->request,
       .bias = s->bias,
       .stops = s->stops,
-      .mask = (s->request.flags & CLB_REQ_MASKED) != 0 ? clb_channel_mask(&engine->channel, slot, position) : NULL,
-      .counts = s->needs_counts != 0 ? s->counts : NULL,
-      .scratch = engine->buffers.sampler_scratch,
-      .vocab = engine->model.vocab_size,
-      .position = position,
+      .mask = masked ? clb_channel_mask(&engine->channel, drawn->slot, s->generated) : NULL,
+      .counts = s->needs_counts != 0u ? s->counts : NULL,
+      .scratch = b->sampler_scratch + scratch * b->scratch_stride,
+      .vocab = vocab,
+      .position = s->generated,
   };
+  drawn->status = clb_sampler_run(&args, &drawn->record);
+}
+
+/* Makes what was drawn the slot's next token. May release the slot. */
+static void take_token(clb_engine* engine, const clb_draw* drawn) {
+  const uint32_t slot = drawn->slot;
+  clb_slot* const s = &engine->slots[slot];
+  clb_record* const record = clb_channel_record(&engine->channel, slot);
   CLB_ASSERT(record != NULL);
-  clb_record made; /* private: what is decided from it must not change under our hands */
-  const int32_t status = clb_sampler_run(&args, &made);
-  if (status != CLB_OK) {
-    clb_slot_fail(engine, slot, status);
+  if (drawn->status != CLB_OK) {
+    clb_slot_fail(engine, slot, drawn->status);
     return;
   }
-  *record = made;
-  s->generated = position + 1;
-  s->last_token = made.token;
-  if (s->needs_counts != 0) {
-    clb_sampler_count(s->counts, engine->model.vocab_size, made.token);
-  }
+  *record = drawn->record; /* which the other side may change: all below goes by our copy */
   clb_event event = event_of(engine, CLB_EVENT_TOKEN, slot);
   event.record = clb_channel_commit(&engine->channel, slot);
-  event.position = position;
-  event.token = made.token;
-  if (is_stop(s, made.token)) {
+  event.position = s->generated;
+  event.token = drawn->record.token;
+  s->generated++;
+  s->last_token = event.token;
+  if (s->needs_counts != 0u) {
+    clb_sampler_count(s->counts, engine->model.vocab_size, event.token);
+  }
+  if (is_stop(s, event.token)) {
     event.flags = CLB_FINISH_STOP;
   } else if (s->generated == s->request.max_tokens) {
     event.flags = CLB_FINISH_LENGTH;
-  }
-  if (event.flags != 0) {
-    finish(engine, slot, &event);
   } else {
     clb_push_event(engine, &event);
+    return;
+  }
+  finish(engine, slot, &event);
+}
+
+/* The next token of each slot whose last position is one of these rows of the step; one row a slot. */
+static void sample(clb_engine* engine, const uint32_t* rows, uint32_t count) {
+  clb_draw* const draws = engine->buffers.draws;
+  for (uint32_t first = 0; first < count; first += CLB_LOGIT_ROWS) {
+    const uint32_t some = count - first < CLB_LOGIT_ROWS ? count - first : CLB_LOGIT_ROWS;
+    clb_step_logits(engine, rows + first, some);
+    for (uint32_t i = 0; i < some; ++i) {
+      draws[i].slot = engine->buffers.rows[rows[first + i]].slot;
+    }
+    clb_threads_run(&engine->threads, some, draw, engine);
+    for (uint32_t i = 0; i < some; ++i) {
+      take_token(engine, &draws[i]);
+    }
   }
 }
 
@@ -158,10 +183,10 @@ static void skip_prompt_records(clb_engine* engine, uint32_t slot) {
   const clb_slot* const s = &engine->slots[slot];
   clb_prompt_record* const records = clb_channel_prompt_records(&engine->channel, slot);
   for (uint32_t p = 0; p <= s->request.prefix_tokens; ++p) {
-    memset(&records[p], 0, sizeof records[p]);
+    (void)memset(&records[p], 0, sizeof records[p]);
     records[p].logprob = NAN;
   }
-  clb_channel_result(&engine->channel, slot)->prompt_records = s->request.prefix_tokens + 1;
+  clb_channel_result(&engine->channel, slot)->prompt_records = s->request.prefix_tokens + 1u;
 }
 
 /* Rows [first, end) of one slot: the row of position p gives the record of p + 1. */
@@ -177,7 +202,7 @@ static int32_t prompt_records(clb_engine* engine, uint32_t slot, uint32_t first,
     const uint32_t count = end - begin < CLB_LOGIT_ROWS ? end - begin : CLB_LOGIT_ROWS;
     clb_step_logits(engine, engine->buffers.identity + begin, count);
     for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t position = engine->buffers.rows[begin + i].position + 1;
+      const uint32_t position = engine->buffers.rows[begin + i].position + 1u;
       if (position == s->request.prompt_tokens) {
         continue;
       }
@@ -186,31 +211,32 @@ static int32_t prompt_records(clb_engine* engine, uint32_t slot, uint32_t first,
       if (status != CLB_OK) {
         return status;
       }
-      result->prompt_records = position + 1;
+      result->prompt_records = position + 1u;
     }
   }
   return CLB_OK;
 }
 
-/* The prompt is computed; the slot's last row is `row`. */
-static void finish_prompt(clb_engine* engine, uint32_t slot, uint32_t row) {
+/* The prompt is computed. Returns 1 iff a first token is wanted. */
+static uint32_t finish_prompt(clb_engine* engine, uint32_t slot) {
   clb_slot* const s = &engine->slots[slot];
-  if (s->request.publish_run != 0) {
+  if (s->request.publish_run != 0u) {
     const int32_t status = clb_cache_publish(&engine->cache, slot);
     CLB_ASSERT(status == CLB_OK);
   }
-  if (s->request.max_tokens == 0) {
+  if (s->request.max_tokens == 0u) {
     const clb_event event = event_of(engine, CLB_EVENT_FINISHED, slot);
     finish(engine, slot, &event);
-    return;
+    return 0;
   }
   s->state = CLB_SLOT_DECODE;
-  clb_step_logits(engine, &row, 1);
-  sample(engine, slot, engine->buffers.logits);
+  return 1;
 }
 
 void clb_finish_prefill(clb_engine* engine, uint32_t count) {
   const clb_step_row* const rows = engine->buffers.rows;
+  uint32_t last_rows[CLB_MAX_SLOTS];
+  uint32_t ready = 0;
   uint32_t end = 0;
   for (uint32_t first = 0; first < count; first = end) {
     const uint32_t slot = rows[first].slot;
@@ -219,35 +245,35 @@ void clb_finish_prefill(clb_engine* engine, uint32_t count) {
       end++;
     }
     int32_t status = count_rows(engine, slot, first, end);
-    if (status == CLB_OK && (s->request.flags & CLB_REQ_PROMPT_LOGPROBS) != 0) {
+    if (status == CLB_OK && (s->request.flags & CLB_REQ_PROMPT_LOGPROBS) != 0u) {
       status = prompt_records(engine, slot, first, end);
     }
     s->computed += end - first;
     if (status != CLB_OK) {
       clb_slot_fail(engine, slot, status);
     } else if (s->computed == s->request.prompt_tokens) {
-      finish_prompt(engine, slot, end - 1);
+      last_rows[ready] = end - 1u;
+      ready += finish_prompt(engine, slot);
     }
   }
+  sample(engine, last_rows, ready);
   engine->stats.steps_prefill++;
   engine->stats.tokens_prefill += count;
 }
 
 void clb_finish_decode(clb_engine* engine, uint32_t count) {
-  const uint32_t vocab = engine->model.vocab_size;
-  for (uint32_t first = 0; first < count; first += CLB_LOGIT_ROWS) {
-    const uint32_t rows = count - first < CLB_LOGIT_ROWS ? count - first : CLB_LOGIT_ROWS;
-    clb_step_logits(engine, engine->buffers.identity + first, rows);
-    for (uint32_t i = 0; i < rows; ++i) {
-      const uint32_t slot = engine->buffers.rows[first + i].slot;
-      const int32_t status = count_rows(engine, slot, first + i, first + i + 1);
-      if (status != CLB_OK) {
-        clb_slot_fail(engine, slot, status);
-      } else {
-        sample(engine, slot, engine->buffers.logits + (size_t)i * vocab);
-      }
+  uint32_t good[CLB_MAX_SLOTS];
+  uint32_t ready = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t slot = engine->buffers.rows[i].slot;
+    const int32_t status = count_rows(engine, slot, i, i + 1u);
+    if (status != CLB_OK) {
+      clb_slot_fail(engine, slot, status);
+    } else {
+      good[ready++] = i;
     }
   }
+  sample(engine, good, ready);
   engine->stats.steps_decode++;
   engine->stats.tokens_decode += count;
 }

@@ -32,25 +32,34 @@ typedef struct clb_step_row {
   uint32_t reserved;
 } clb_step_row;
 
+/* What was sampled from one row of logits. */
+typedef struct clb_draw {
+  clb_record record;
+  uint32_t slot;
+  int32_t status;
+} clb_draw;
+
 /* Buffers of the worst step; T = most rows of a step. */
 typedef struct clb_step_buffers {
-  clb_step_row* rows;       /* (T) */
-  float* residual;          /* (T, hidden) */
-  float* normed;            /* (T, hidden): input of attention, then of the FFN */
-  float* update;            /* (T, hidden): what attention or FFN adds */
-  float* qkv;               /* (T, q + 2 kv) */
-  float* attended;          /* (T, q) */
-  float* rope;              /* (T, head_dim): cosines, then sines */
-  float* shared_activation; /* (T, largest shared or dense width) */
-  float* shared_output;     /* (T, hidden) */
-  float* head_input;        /* (CLB_LOGIT_ROWS, hidden) */
-  float* logits;            /* (CLB_LOGIT_ROWS, vocab) */
-  void* sampler_scratch;
-  clb_expert_policy* policies; /* (T) of the layer at work */
-  uint32_t* groups;            /* (T + 1): first rows of the groups that attend together */
-  clb_product* products;       /* (most experts + 1): of the stage at work */
-  uint32_t* identity;          /* (T): 0, 1, 2, ... */
-  uint64_t* expert_stamp;      /* (most experts): the last (step, layer) that ran it */
+  clb_step_row* rows;             /* (T) */
+  float* residual;                /* (T, hidden) */
+  float* normed;                  /* (T, hidden): input of attention, then of the FFN */
+  float* update;                  /* (T, hidden): what attention or FFN adds */
+  float* qkv;                     /* (T, q + 2 kv) */
+  float* attended;                /* (T, q) */
+  float* rope;                    /* (T, head_dim): cosines, then sines */
+  float* shared_activation;       /* (T, largest shared or dense width) */
+  float* shared_output;           /* (T, hidden) */
+  float* head_input;              /* (CLB_LOGIT_ROWS, hidden) */
+  float* logits;                  /* (CLB_LOGIT_ROWS, vocab) */
+  unsigned char* sampler_scratch; /* one a thread, at most CLB_LOGIT_ROWS */
+  uint64_t scratch_stride;        /* bytes of one */
+  clb_draw* draws;                /* (CLB_LOGIT_ROWS) */
+  clb_expert_policy* policies;    /* (T) of the layer at work */
+  uint32_t* groups;               /* (T + 1): first rows of the groups that attend together */
+  clb_product* products;          /* (most experts + 1): of the stage at work */
+  uint32_t* identity;             /* (T): 0, 1, 2, ... */
+  uint64_t* expert_stamp;         /* (most experts): the last (step, layer) that ran it */
 } clb_step_buffers;
 
 struct clb_engine;

@@ -95,15 +95,16 @@ static void threads_change_no_bit(void) {
   }
 }
 
-/* Stacks are in the bill, one a worker. */
-static void stacks_are_in_the_bill(void) {
+/* What each worker needs is in the bill: its stack, and some scratch to sample with. */
+static void workers_are_in_the_bill(void) {
   clb_memory_plan plans[3];
   for (uint32_t i = 0; i < 3; ++i) {
     init_wide(&main_rig, 1 + i);
     CHECK_EQ(clb_engine_plan(&main_rig.config, &plans[i], &main_rig.error), CLB_OK);
   }
-  CHECK_EQ(plans[1].temp - plans[0].temp, CLB_THREAD_STACK_BYTES);
-  CHECK_EQ(plans[2].temp - plans[1].temp, CLB_THREAD_STACK_BYTES);
+  const uint64_t one = plans[1].temp - plans[0].temp;
+  CHECK(one >= CLB_THREAD_STACK_BYTES && one <= CLB_THREAD_STACK_BYTES + 65536);
+  CHECK_EQ(plans[2].temp - plans[1].temp, one);
 }
 
 /* A CPU that this process may not use fails open with a reason, and nothing is held. */
@@ -116,7 +117,7 @@ static void a_missing_cpu_fails_open(void) {
 }
 
 int main(int argc, char** argv) {
-  static const clb_test tests[] = {TEST(threads_change_no_bit), TEST(stacks_are_in_the_bill),
+  static const clb_test tests[] = {TEST(threads_change_no_bit), TEST(workers_are_in_the_bill),
                                    TEST(a_missing_cpu_fails_open)};
   return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }
