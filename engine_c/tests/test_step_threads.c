@@ -102,9 +102,10 @@ static void workers_are_in_the_bill(void) {
     init_wide(&main_rig, 1 + i);
     CHECK_EQ(clb_engine_plan(&main_rig.config, &plans[i], &main_rig.error), CLB_OK);
   }
-  const uint64_t one = plans[1].temp - plans[0].temp;
-  CHECK(one >= CLB_THREAD_STACK_BYTES && one <= CLB_THREAD_STACK_BYTES + 65536);
-  CHECK_EQ(plans[2].temp - plans[1].temp, one);
+  for (uint32_t i = 1; i < 3; ++i) {
+    const uint64_t more = plans[i].temp - plans[i - 1].temp;
+    CHECK(more >= CLB_THREAD_STACK_BYTES && more <= CLB_THREAD_STACK_BYTES + 65536);
+  }
 }
 
 /* A CPU that this process may not use fails open with a reason, and nothing is held. */
