@@ -115,6 +115,7 @@ class RequestFlag(IntFlag):
 class Layout(IntEnum):
     FLAT = 0
     ROWS16 = 1
+    MMA = 2
 
 
 class HugePages(IntEnum):
@@ -405,6 +406,8 @@ class DeviceDesc(ctypes.Structure):
         ("arena", c_uint64),
         ("arena_bytes", c_uint64),
         ("channel_device", c_uint64),
+        ("multiprocessors", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -439,7 +442,18 @@ class EngineConfig(ctypes.Structure):
 class MemoryPlan(ctypes.Structure):
     _fields_: ClassVar = [
         (name, c_uint64)
-        for name in ("weights", "kv", "kv_bytes_per_token", "kv_tokens", "temp", "dispatch", "host", "total")
+        for name in (
+            "weights",
+            "kv",
+            "kv_bytes_per_token",
+            "kv_tokens",
+            "temp",
+            "dispatch",
+            "host",
+            "total",
+            "arena",
+            "pinned",
+        )
     ]
 
 

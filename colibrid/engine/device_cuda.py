@@ -217,6 +217,7 @@ class CudaDevice:
             arena=self.arena,
             arena_bytes=self.arena_bytes,
             channel_device=channel_device,
+            multiprocessors=self.info.multiprocessors,
         )
 
     def synchronise(self) -> None:

@@ -20,6 +20,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     dispatch: int  # part of temp
     host: int
     total: int  # weights + kv + temp + host
+    arena: int = 0  # device memory: weights, kv and temp; 0 on the CPU
+    pinned: int = 0  # part of host: page-locked
 
 
 class StartTimings(msgspec.Struct, frozen=True, kw_only=True):

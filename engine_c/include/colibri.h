@@ -93,8 +93,10 @@ typedef enum clb_precision { CLB_FP32 = 0, CLB_FP16 = 1, CLB_BF16 = 2 } clb_prec
    flat: row-major; down is transposed: (width, hidden). The form to exchange packs in, repacked while loading.
    rows16: rows are padded with zeros to a multiple of 16; element (r, c) of a (rows, cols) matrix lies at
            ((r / 16) * cols + c) * 16 + r % 16, so 16 rows of one column are one vector:
-             tile 0:  (0,0) (1,0) .. (15,0) | (0,1) (1,1) .. (15,1) | ...    tile 1:  (16,0) (17,0) .. | ... */
-typedef enum clb_layout { CLB_LAYOUT_FLAT = 0, CLB_LAYOUT_ROWS16 = 1 } clb_layout;
+             tile 0:  (0,0) (1,0) .. (15,0) | (0,1) (1,1) .. (15,1) | ...    tile 1:  (16,0) (17,0) .. | ...
+   mma:    tiles of 16 x 16 in the order in which a GPU's lanes read them (kernels_cu/abi.h), rows and columns padded
+           with zeros to multiples of 16. Matrices of 16-bit weights of packs for CUDA; the router stays flat there. */
+typedef enum clb_layout { CLB_LAYOUT_FLAT = 0, CLB_LAYOUT_ROWS16 = 1, CLB_LAYOUT_MMA = 2 } clb_layout;
 
 #define CLB_TILE_ROWS 16u /* rows of one tile of rows16 */
 
@@ -439,6 +441,8 @@ typedef struct clb_device_desc {
   uint64_t arena;         /* device memory: the one allocation */
   uint64_t arena_bytes;
   uint64_t channel_device; /* the channel's mapping as the device sees it: results are written in place */
+  uint32_t multiprocessors;
+  uint32_t reserved;
 } clb_device_desc;
 
 typedef enum clb_weights { CLB_WEIGHTS_FILES = 0, CLB_WEIGHTS_DUMMY = 1 } clb_weights;
@@ -465,11 +469,12 @@ typedef struct clb_engine_config {
   const clb_model_desc* model;
   void* channel_base;
   uint64_t channel_bytes;
-  const clb_device_desc* device; /* NULL: the CPU; anything else is CLB_ERR_UNSUPPORTED today */
+  const clb_device_desc* device; /* NULL: the CPU; for clb_engine_plan, its members may be unset */
   const uint32_t* cpus;          /* (threads): the CPU of each, the caller's own first; NULL: the system decides */
 } clb_engine_config;
 
-/* The memory bill, bytes. total = weights + kv + temp + host. */
+/* The memory bill, bytes. total = weights + kv + temp + host. On a device weights, kv and temp lie in its arena, and
+   host holds the page-locked memory. */
 typedef struct clb_memory_plan {
   uint64_t weights;
   uint64_t kv;
@@ -479,6 +484,8 @@ typedef struct clb_memory_plan {
   uint64_t dispatch; /* part of temp: expert dispatch buffers */
   uint64_t host;     /* engine structures */
   uint64_t total;
+  uint64_t arena;  /* device memory to give to open; 0 on the CPU */
+  uint64_t pinned; /* part of host: page-locked memory to give to open */
 } clb_memory_plan;
 
 typedef struct clb_engine clb_engine;

@@ -19,15 +19,14 @@ static uint64_t mix(uint64_t value) {
   return value ^ (value >> 31);
 }
 
-static uint64_t key_of(uint64_t seed, clb_place place) {
+uint64_t clb_dummy_key(uint64_t seed, clb_place place) {
   uint64_t key = mix(seed + UINT64_C(0x9e3779b97f4a7c15));
   key = mix(key ^ place.role);
   key = mix(key ^ (uint32_t)place.layer);
   return mix(key ^ (uint32_t)place.expert);
 }
 
-/* Half the width of the uniform distribution; 0 means: all values are 1. */
-static float half_width(uint32_t role, uint32_t inputs) {
+float clb_dummy_half_width(uint32_t role, uint32_t inputs) {
   const float root3 = 1.7320508f;
   switch (role) {
     case CLB_ROLE_FINAL_NORM:
@@ -71,10 +70,10 @@ void clb_dummy_fill(uint64_t seed, clb_place place, uint32_t precision, uint32_t
                     void* data) {
   CLB_ASSERT(rows > 0 && cols > 0);
   CLB_ASSERT(precision <= CLB_BF16);
-  const uint64_t key = key_of(seed, place);
+  const uint64_t key = clb_dummy_key(seed, place);
   const int transposed = place.role == CLB_ROLE_DOWN;
   const int tiled = layout == CLB_LAYOUT_ROWS16;
-  const float half = half_width(place.role, transposed && !tiled ? rows : cols);
+  const float half = clb_dummy_half_width(place.role, transposed && !tiled ? rows : cols);
   for (uint64_t row = 0; row < rows; ++row) {
     for (uint64_t col = 0; col < cols; ++col) {
       const uint64_t number = transposed && tiled ? col * rows + row : row * cols + col;

@@ -42,7 +42,13 @@ static int lay_out(const clb_model_desc* model, clb_place place, uint64_t* end, 
 
 static int32_t plan_files(const clb_model_desc* model, clb_loader_sizes* sizes, clb_error* error) {
   clb_placement placement;
-  const int32_t status = clb_placement_make(model, &placement, error);
+  for (uint32_t i = 0; i < model->section_count; ++i) {
+    if (model->section_table[i].layout == CLB_LAYOUT_MMA) {
+      return clb_fail(error, CLB_ERR_UNSUPPORTED,
+                      "the pack is laid out for CUDA; make another with `colibrid convert --backend cpu`");
+    }
+  }
+  const int32_t status = clb_placement_make(model, CLB_LAYOUT_ROWS16, &placement, error);
   if (status != CLB_OK) {
     return status;
   }
@@ -112,18 +118,67 @@ static int32_t read_piece(int fd, const clb_file_desc* file, uint64_t offset, ui
   return CLB_OK;
 }
 
+static int32_t check_piece(const clb_file_desc* file, uint64_t offset, const void* data, uint64_t bytes,
+                           clb_error* error) {
+  if (file->crc_count == 0) {
+    return CLB_OK;
+  }
+  const uint32_t expected = file->crc32c[offset / CLB_LOADER_PIECE_BYTES];
+  const uint32_t actual = clb_crc32c(0, data, (size_t)bytes);
+  if (actual != expected) {
+    return clb_fail(error, CLB_ERR_CHECKSUM, "file %s: bytes %" PRIu64 " to %" PRIu64 ": crc32c is %08x, expected %08x",
+                    file->name, offset, offset + bytes, actual, expected);
+  }
+  return CLB_OK;
+}
+
+static int32_t read_pieces(int fd, const clb_file_desc* file, const clb_file_sink* sink, clb_error* error) {
+  struct stat found;
+  if (fstat(fd, &found) != 0 || !S_ISREG(found.st_mode)) {
+    return clb_fail(error, CLB_ERR_IO, "file %s: is not a regular file", file->name);
+  }
+  if ((uint64_t)found.st_size != file->bytes) {
+    return clb_fail(error, CLB_ERR_FORMAT, "file %s: found %" PRIu64 " bytes, expected %" PRIu64, file->name,
+                    (uint64_t)found.st_size, file->bytes);
+  }
+  int32_t status = CLB_OK;
+  for (uint64_t offset = 0; status == CLB_OK && offset < file->bytes; offset += CLB_LOADER_PIECE_BYTES) {
+    const uint64_t rest = file->bytes - offset;
+    const uint64_t bytes = rest < CLB_LOADER_PIECE_BYTES ? rest : CLB_LOADER_PIECE_BYTES;
+    unsigned char* const data = sink->where(sink->context, offset, &status);
+    status = status != CLB_OK ? status : read_piece(fd, file, offset, bytes, data, error);
+    status = status != CLB_OK ? status : check_piece(file, offset, data, bytes, error);
+    status = status != CLB_OK ? status : sink->take(sink->context, offset, data, bytes, error);
+  }
+  return status;
+}
+
+int32_t clb_file_read(int32_t dir_fd, const clb_file_desc* file, const clb_file_sink* sink, clb_error* error) {
+  /* O_NONBLOCK: a named pipe in the folder must not hold up the open; it has no effect on regular files. */
+  const int fd = openat(dir_fd, file->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) {
+    return clb_fail(error, CLB_ERR_IO, "file %s: cannot be opened: %s", file->name, strerror(errno));
+  }
+  const int32_t status = read_pieces(fd, file, sink, error);
+  (void)close(fd);
+  return status;
+}
+
 /* Files are read in order; this is how far one of them is. */
 typedef struct reader {
   const clb_loader_config* config;
   const clb_placement* placement;
   unsigned char* piece; /* CLB_LOADER_PIECE_BYTES for files that are repacked; NULL if there are none */
   uint64_t loaded;      /* bytes of all files so far */
+  uint32_t file;        /* being read */
+  uint32_t first;       /* its first sorted section */
 } reader;
 
-/* Piece [begin, begin + bytes) of a file goes to its sections' blocks; `first` is the file's first sorted section. */
-static void scatter(const reader* state, uint32_t file, uint32_t first, uint64_t begin, uint64_t bytes) {
+/* Piece [begin, begin + bytes) of a file goes to its sections' blocks. */
+static void scatter(const reader* state, uint64_t begin, uint64_t bytes) {
+  const uint32_t first = state->first;
   const clb_model_desc* const model = state->config->model;
-  for (uint32_t i = first; i < model->section_count && state->placement->sorted[i]->file == file; ++i) {
+  for (uint32_t i = first; i < model->section_count && state->placement->sorted[i]->file == state->file; ++i) {
     const clb_section_desc* const section = state->placement->sorted[i];
     const int again = i > first && state->placement->sorted[i - 1]->offset == section->offset;
     const uint64_t from = section->offset > begin ? section->offset : begin;
@@ -143,72 +198,38 @@ static void scatter(const reader* state, uint32_t file, uint32_t first, uint64_t
   }
 }
 
-static int32_t check_piece(const clb_file_desc* file, uint64_t offset, const void* data, uint64_t bytes,
-                           clb_error* error) {
-  if (file->crc_count == 0) {
-    return CLB_OK;
-  }
-  const uint32_t expected = file->crc32c[offset / CLB_LOADER_PIECE_BYTES];
-  const uint32_t actual = clb_crc32c(0, data, (size_t)bytes);
-  if (actual != expected) {
-    return clb_fail(error, CLB_ERR_CHECKSUM, "file %s: bytes %" PRIu64 " to %" PRIu64 ": crc32c is %08x, expected %08x",
-                    file->name, offset, offset + bytes, actual, expected);
-  }
-  return CLB_OK;
+static int lies_as_it_is(const reader* state) { return state->placement->files[state->file] != UINT64_MAX; }
+
+static unsigned char* piece_memory(void* context, uint64_t offset, int32_t* status) {
+  const reader* const state = context;
+  *status = CLB_OK;
+  return lies_as_it_is(state) ? (unsigned char*)state->config->memory + state->placement->files[state->file] + offset
+                              : state->piece;
 }
 
-static int32_t read_open_file(reader* state, int fd, uint32_t index, uint32_t first, clb_error* error) {
-  const clb_file_desc* const file = &state->config->model->file_table[index];
-  const uint64_t base = state->placement->files[index];
-  struct stat found;
-  if (fstat(fd, &found) != 0 || !S_ISREG(found.st_mode)) {
-    return clb_fail(error, CLB_ERR_IO, "file %s: is not a regular file", file->name);
+static int32_t take_piece(void* context, uint64_t offset, const unsigned char* data, uint64_t bytes, clb_error* error) {
+  reader* const state = context;
+  (void)data;
+  (void)error;
+  if (!lies_as_it_is(state)) {
+    scatter(state, offset, bytes);
   }
-  if ((uint64_t)found.st_size != file->bytes) {
-    return clb_fail(error, CLB_ERR_FORMAT, "file %s: found %" PRIu64 " bytes, expected %" PRIu64, file->name,
-                    (uint64_t)found.st_size, file->bytes);
-  }
-  for (uint64_t offset = 0; offset < file->bytes; offset += CLB_LOADER_PIECE_BYTES) {
-    const uint64_t rest = file->bytes - offset;
-    const uint64_t bytes = rest < CLB_LOADER_PIECE_BYTES ? rest : CLB_LOADER_PIECE_BYTES;
-    const int as_it_is = base != UINT64_MAX;
-    unsigned char* const data = as_it_is ? (unsigned char*)state->config->memory + base + offset : state->piece;
-    int32_t status = read_piece(fd, file, offset, bytes, data, error);
-    status = status != CLB_OK ? status : check_piece(file, offset, data, bytes, error);
-    if (status != CLB_OK) {
-      return status;
-    }
-    if (!as_it_is) {
-      scatter(state, index, first, offset, bytes);
-    }
-    state->loaded += bytes;
-    if (state->config->progress != NULL) {
-      state->config->progress(state->config->progress_context, state->loaded);
-    }
+  state->loaded += bytes;
+  if (state->config->progress != NULL) {
+    state->config->progress(state->config->progress_context, state->loaded);
   }
   return CLB_OK;
-}
-
-static int32_t read_file(reader* state, uint32_t index, uint32_t first, clb_error* error) {
-  const clb_file_desc* const file = &state->config->model->file_table[index];
-  /* O_NONBLOCK: a named pipe in the folder must not hold up the open; it has no effect on regular files. */
-  const int fd = openat(state->config->dir_fd, file->name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-  if (fd < 0) {
-    return clb_fail(error, CLB_ERR_IO, "file %s: cannot be opened: %s", file->name, strerror(errno));
-  }
-  const int32_t status = read_open_file(state, fd, index, first, error);
-  (void)close(fd);
-  return status;
 }
 
 static int32_t read_files(const clb_loader_config* config, const clb_placement* placement, clb_error* error) {
   const clb_model_desc* const model = config->model;
-  reader state = {config, placement, NULL, 0};
+  reader state = {.config = config, .placement = placement};
+  const clb_file_sink sink = {&state, piece_memory, take_piece};
   int32_t status = CLB_OK;
-  uint32_t first = 0;
   for (uint32_t i = 0; status == CLB_OK && i < model->file_count; ++i) {
-    while (first < model->section_count && placement->sorted[first]->file < i) {
-      ++first;
+    state.file = i;
+    while (state.first < model->section_count && placement->sorted[state.first]->file < i) {
+      ++state.first;
     }
     if (placement->files[i] == UINT64_MAX && state.piece == NULL) {
       state.piece = malloc(CLB_LOADER_PIECE_BYTES);
@@ -216,7 +237,7 @@ static int32_t read_files(const clb_loader_config* config, const clb_placement* 
         return clb_fail(error, CLB_ERR_MEMORY, "no memory for a piece of %u bytes of a file", CLB_LOADER_PIECE_BYTES);
       }
     }
-    status = read_file(&state, i, first, error);
+    status = clb_file_read(config->dir_fd, &model->file_table[i], &sink, error);
   }
   free(state.piece);
   return status;
@@ -301,7 +322,7 @@ static int32_t place_sections(const clb_loader_config* config, const clb_placeme
 
 static int32_t load_described(const clb_loader_config* config, clb_weight_table* table, clb_error* error) {
   clb_placement placement;
-  int32_t status = clb_placement_make(config->model, &placement, error);
+  int32_t status = clb_placement_make(config->model, CLB_LAYOUT_ROWS16, &placement, error);
   if (status != CLB_OK) {
     return status;
   }

@@ -208,7 +208,9 @@ static int32_t check_section(const clb_model_desc* model, const clb_section_desc
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: section %u (role %u: %s) is not part of this model", file->name,
                     index, section->role, text);
   }
-  const uint32_t last_layout = demand.matrix != 0 ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT;
+  const uint32_t last_layout = demand.narrow != 0   ? CLB_LAYOUT_MMA
+                               : demand.matrix != 0 ? CLB_LAYOUT_ROWS16
+                                                    : CLB_LAYOUT_FLAT;
   if (section->layout > last_layout || section->precision > CLB_BF16) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED, "file %s: %s: layout %u and precision %u are not built in", file->name,
                     text, section->layout, section->precision);

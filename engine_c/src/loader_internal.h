@@ -55,8 +55,9 @@ int32_t clb_sections_check(const clb_model_desc* model, clb_error* error);
 
 /* A block of `layout` for a (rows, cols) matrix: bytes with its padding, and the index of an element. */
 static inline uint64_t clb_layout_bytes(uint32_t layout, uint32_t precision, uint32_t rows, uint32_t cols) {
-  const uint64_t padded = layout == CLB_LAYOUT_ROWS16 ? clb_align_up(rows, CLB_TILE_ROWS) : rows;
-  return padded * cols * clb_element_bytes(precision);
+  const uint64_t padded_rows = layout == CLB_LAYOUT_FLAT ? rows : clb_align_up(rows, CLB_TILE_ROWS);
+  const uint64_t padded_cols = layout == CLB_LAYOUT_MMA ? clb_align_up(cols, CLB_TILE_ROWS) : cols;
+  return padded_rows * padded_cols * clb_element_bytes(precision);
 }
 
 static inline uint64_t clb_rows16_index(uint64_t row, uint64_t col, uint64_t cols) {
@@ -79,8 +80,9 @@ typedef struct clb_placement {
   uint64_t alignment;              /* of the memory */
 } clb_placement;
 
-/* For a description that passed clb_sections_check. MEMORY: no scratch memory; nothing is held then. */
-int32_t clb_placement_make(const clb_model_desc* model, clb_placement* placement, clb_error* error);
+/* For a description that passed clb_sections_check. layout: of the matrices in memory; with MMA every file lies as it
+   is, so all sections must have the layout that they need. MEMORY: no scratch memory; nothing is held then. */
+int32_t clb_placement_make(const clb_model_desc* model, uint32_t layout, clb_placement* placement, clb_error* error);
 void clb_placement_free(clb_placement* placement);
 int clb_section_order(const void* left, const void* right); /* for qsort over section pointers: by file and offset */
 
@@ -92,6 +94,23 @@ void clb_repack(const clb_section_desc* section, uint64_t offset, const void* so
    zeros. */
 void clb_dummy_fill(uint64_t seed, clb_place place, uint32_t precision, uint32_t layout, uint32_t rows, uint32_t cols,
                     void* data);
+
+/* What clb_dummy_fill makes of a place: the key of its values, and half the width of their distribution (0: all are 1)
+   for a matrix with `inputs` columns as the model means it. */
+uint64_t clb_dummy_key(uint64_t seed, clb_place place);
+float clb_dummy_half_width(uint32_t role, uint32_t inputs);
+
+/* Who takes the bytes of a file. Both are called for each piece in turn, of CLB_LOADER_PIECE_BYTES but the last. */
+typedef struct clb_file_sink {
+  void* context;
+  /* Memory for the piece that begins at `offset`; *status says why there is none. */
+  unsigned char* (*where)(void* context, uint64_t offset, int32_t* status);
+  /* The piece is read and its checksum is right. */
+  int32_t (*take)(void* context, uint64_t offset, const unsigned char* data, uint64_t bytes, clb_error* error);
+} clb_file_sink;
+
+/* Reads a whole file. IO, FORMAT (its size), CHECKSUM, or what the sink says. */
+int32_t clb_file_read(int32_t dir_fd, const clb_file_desc* file, const clb_file_sink* sink, clb_error* error);
 
 /* Index of the first value that is NaN or infinite, or count. */
 uint64_t clb_first_not_finite(const void* data, uint32_t precision, uint64_t count);

@@ -32,10 +32,10 @@ static uint64_t place_blocks(const clb_model_desc* model, clb_placement* at, uin
   return next;
 }
 
-static uint64_t place_file(const clb_model_desc* model, clb_placement* at, uint32_t file, uint32_t first, uint32_t end,
-                           uint64_t base) {
+static uint64_t place_file(const clb_model_desc* model, clb_placement* at, uint32_t layout, uint32_t file,
+                           uint32_t first, uint32_t end, uint64_t base) {
   int repacked = 0;
-  for (uint32_t i = first; i < end; ++i) {
+  for (uint32_t i = first; i < end && layout == CLB_LAYOUT_ROWS16; ++i) {
     const clb_demand demand = demand_of(model, at->sorted[i]);
     repacked |= clb_is_repacked(at->sorted[i], &demand);
   }
@@ -50,7 +50,7 @@ static uint64_t place_file(const clb_model_desc* model, clb_placement* at, uint3
   return base + model->file_table[file].bytes;
 }
 
-int32_t clb_placement_make(const clb_model_desc* model, clb_placement* placement, clb_error* error) {
+int32_t clb_placement_make(const clb_model_desc* model, uint32_t layout, clb_placement* placement, clb_error* error) {
   const size_t sections = model->section_count;
   const size_t files = model->file_count;
   memset(placement, 0, sizeof *placement);
@@ -76,7 +76,8 @@ int32_t clb_placement_make(const clb_model_desc* model, clb_placement* placement
       ++next;
     }
     /* At most 2^17 files of 2^46 bytes, each section padded to at most 16 times its size: no overflow. */
-    placement->bytes = place_file(model, placement, file, first, next, clb_align_up(placement->bytes, alignment));
+    placement->bytes =
+        place_file(model, placement, layout, file, first, next, clb_align_up(placement->bytes, alignment));
     placement->alignment = alignment > placement->alignment ? alignment : placement->alignment;
   }
   return CLB_OK;

@@ -82,6 +82,17 @@ static void repacks_across_pieces(void) {
   tiny_free(&tiny);
 }
 
+/* What was laid out for a GPU is no use to the CPU; the message names the convert command. */
+static void mma_files_are_refused(void) {
+  tiny_model tiny;
+  clb_loader_sizes sizes;
+  clb_error error;
+  tiny_make(&tiny, 0, CLB_BF16, CLB_LAYOUT_MMA, TINY_VOCAB);
+  CHECK_EQ(clb_loader_plan(&tiny.model, CLB_WEIGHTS_FILES, &sizes, &error), CLB_ERR_UNSUPPORTED);
+  CHECK_CONTAINS(error.message, "convert --backend cpu");
+  tiny_free(&tiny);
+}
+
 /* A rows16 file lies in memory as on disk, at its alignment. */
 static void rows16_files_are_kept_as_they_are(void) {
   tiny_model tiny;
@@ -255,10 +266,16 @@ static void every_allocation_may_fail(void) {
 }
 
 int main(int argc, char** argv) {
-  static const clb_test tests[] = {
-      TEST(loads_every_section),           TEST(repacks_across_pieces),    TEST(rows16_files_are_kept_as_they_are),
-      TEST(shared_files_take_memory_once), TEST(truncated_files),          TEST(flipped_bits),
-      TEST(values_that_are_not_finite),    TEST(files_that_are_not_there), TEST(memory_that_is_too_small),
-      TEST(every_allocation_may_fail)};
+  static const clb_test tests[] = {TEST(loads_every_section),
+                                   TEST(repacks_across_pieces),
+                                   TEST(rows16_files_are_kept_as_they_are),
+                                   TEST(mma_files_are_refused),
+                                   TEST(shared_files_take_memory_once),
+                                   TEST(truncated_files),
+                                   TEST(flipped_bits),
+                                   TEST(values_that_are_not_finite),
+                                   TEST(files_that_are_not_there),
+                                   TEST(memory_that_is_too_small),
+                                   TEST(every_allocation_may_fail)};
   return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

@@ -74,7 +74,7 @@ static void add_section(tiny_model* tiny, clb_place place, uint32_t precision, u
   section->expert = place.expert;
   section->file = place.expert < 0 ? 0u : (uint32_t)place.expert + 1u;
   section->precision = demand.narrow != 0 ? precision : CLB_FP32;
-  section->layout = demand.matrix != 0 ? layout : CLB_LAYOUT_FLAT;
+  section->layout = demand.narrow != 0 || (demand.matrix != 0 && layout != CLB_LAYOUT_MMA) ? layout : CLB_LAYOUT_FLAT;
   const int transposed = place.role == CLB_ROLE_DOWN && layout == CLB_LAYOUT_FLAT;
   section->rows = transposed ? demand.cols : demand.rows;
   section->cols = transposed ? demand.rows : demand.cols;
