@@ -40,6 +40,11 @@
 #define CLB_FEW_ROWS 64u               /* most rows of the few-row kernels, of a decode step, of the head */
 #define CLB_SPLIT_FP16_SCALE 0.015625f /* a power of two: residuals up to 4e6 fit */
 #define CLB_MATMUL_THREADS 256u        /* all matrix kernels: 8 warps */
+/* Dynamic shared memory, bytes: the rings of the few-row kernels, the stages of the many-row ones. */
+#define CLB_LINEAR_SHARED 65536u
+#define CLB_GATE_UP_SHARED 65536u
+#define CLB_MANY_SHARED 65536u
+#define CLB_DOWN_RING 65536u /* and (rows + rows * K) * 64 + rows * K * 4 more for the results of a tile */
 
 /* ------------------------------------------------------- state between steps */
 
@@ -111,12 +116,12 @@ typedef struct clb_device_slot {
 CLB_SIZE_ASSERT(clb_device_slot, 160);
 
 /* What the host learns of a row of a step, in mapped host memory. */
-typedef enum clb_device_event_kind {
+enum {
   CLB_DEVICE_IDLE = 0,   /* nothing: an idle row */
   CLB_DEVICE_TOKEN = 1,  /* record `record` of the slot's ring is written */
   CLB_DEVICE_FAILED = 2, /* `status` says why; the slot is inactive now */
   CLB_DEVICE_CHUNK = 3   /* a prompt row was computed and nothing sampled; status OK */
-} clb_device_event_kind;
+}; /* clb_device_event_kind */
 
 typedef struct clb_device_event {
   uint64_t generation;
@@ -181,7 +186,7 @@ CLB_SIZE_ASSERT(clb_embed_args, 104);
    With `residual`: x = residual[t][r] + y goes back to residual, x * next_norm[r] to next_input, and the sums of x * x
    over 16 rows of the matrix to next_sumsq. Otherwise y goes to output, and with `candidates` each row tile says its
    largest y and where (the lowest row of equal ones); NaN if one of its 16 values is not finite.
-   Grids: linear min(rows / 16, blocks wanted); many (rows / 128 rounded up, max_rows / 64 rounded up). */
+   Grids: linear min(rows / 16, two a multiprocessor); many (max_rows / 64 rounded up, rows / 128 rounded up). */
 typedef struct clb_matmul_args {
   CLB_DEVICE_PTR(const uint32_t) weights;    /* (rows, cols) mma weights */
   CLB_DEVICE_PTR(const float) bias;          /* (rows) or NULL */

@@ -8,29 +8,9 @@
 #ifndef CLB_DEVICE_CUH
 #define CLB_DEVICE_CUH
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <stdint.h>
+#include "ptx.cuh"
 
-#include "abi.h"
-
-#define CLB_WARP 32u
 #define CLB_FULL_WARP 0xffffffffu
-#define CLB_DEVICE static __device__ __forceinline__
-
-/* Wait for the grids that this one depends on: before it, nothing that the predecessor writes may be read. */
-CLB_DEVICE void clb_wait_for_inputs() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-/* Let dependent grids start their prologue; their own wait still covers all that this grid writes. */
-CLB_DEVICE void clb_release_dependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
 
 /* The same order of additions in every lane. */
 CLB_DEVICE float clb_warp_sum(float value) {
@@ -42,19 +22,11 @@ CLB_DEVICE float clb_warp_sum(float value) {
 
 /* ------------------------------------------------------------- element types */
 
-/* c += a b for one tile: a 16 x 16 weights, b 16 x 8 (two registers), c 16 x 8. Lane 4 g + q holds of c:
-   rows g, g, g + 8, g + 8 and columns 2q, 2q + 1, 2q, 2q + 1. */
-#define CLB_MMA(type)                                    \
-  "mma.sync.aligned.m16n8k16.row.col.f32." type "." type \
-  ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-
 struct clb_bf16 {
   static constexpr float scale = 1.0f; /* split rows hold values times this */
 
   static __device__ __forceinline__ void mma(float (&c)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-    asm(CLB_MMA("bf16")
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+    clb_mma_bf16(c, a, b0, b1);
   }
   /* Two values as one register, the first in the low half. */
   static __device__ __forceinline__ uint32_t pack(float first, float second) {
@@ -71,9 +43,7 @@ struct clb_fp16 {
   static constexpr float scale = CLB_SPLIT_FP16_SCALE;
 
   static __device__ __forceinline__ void mma(float (&c)[4], const uint4& a, uint32_t b0, uint32_t b1) {
-    asm(CLB_MMA("f16")
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+    clb_mma_fp16(c, a, b0, b1);
   }
   static __device__ __forceinline__ uint32_t pack(float first, float second) {
     const __half2 both = __floats2half2_rn(first, second);

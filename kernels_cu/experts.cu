@@ -1,0 +1,478 @@
+/*
+ * experts.cu: the FFN of a layer for at most 64 rows: routed experts and the shared one, each once.
+ *
+ * Operation  clb_expert_gate_up_{bf16,fp16}, then clb_expert_down_{bf16,fp16}: see abi.h. No permutation pass: every
+ *            block finds the rows of each expert from the (T, K) indices and works on (expert, row tile) pairs.
+ * Reference  tests/cuda/test_experts.py (numpy, float64).
+ * Grid       gate_up: any number of blocks of 256 threads, two a multiprocessor; block b takes pairs b, + gridDim.x,
+ * ..., the shared expert's first. down: hidden / 16 blocks, each owning 16 rows of the result for all experts, so that
+ * ranks are summed in order where they are. Needs      sm_80; sm_90 for programmatic edges. Roofline   bytes of the
+ * experts in use; at up to 8 rows an expert 8 flops a byte: memory-bound. Qwen3-30B at one row: gate_up 8 x 6.3 MB
+ * = 11.7 us, down 8 x 3.1 MB = 5.9 us at 4.3 TB/s. Target: 95 %.
+ */
+#include "few.cuh"
+
+#define GATE_UP_STAGES 8u
+#define DOWN_STAGES 16u
+#define PASS_STEPS 4u /* steps of 8 rows that are held at once; more rows take the weights again, out of L2 */
+#define PASS_ROWS (PASS_STEPS * CLB_STEP)
+static_assert(clb_ring<2u, GATE_UP_STAGES>::bytes == CLB_GATE_UP_SHARED, "abi.h says what the host reserves");
+static_assert(clb_ring<1u, DOWN_STAGES>::bytes == CLB_DOWN_RING, "abi.h says what the host reserves");
+
+#define MAX_PLACES (CLB_FEW_ROWS * CLB_ROUTER_MAX_K)
+
+/* Which rows each expert has, for all experts that have any. Item 0 is the lowest of them. */
+struct buckets {
+  uint32_t rows[CLB_ROUTER_MAX_EXPERTS][2]; /* bit t: row t chose the expert */
+  uint16_t first[CLB_ROUTER_MAX_EXPERTS];   /* of its places */
+  uint16_t item_expert[CLB_ROUTER_MAX_EXPERTS];
+  uint16_t places[MAX_PLACES]; /* t * K + rank: by expert, then row */
+  uint32_t items;
+};
+
+CLB_DEVICE void clear_buckets(buckets& b, uint32_t experts) {
+  for (uint32_t i = threadIdx.x; i < experts * 2u; i += CLB_MATMUL_THREADS)
+    b.rows[i / 2u][i % 2u] = 0u;
+  __syncthreads();
+}
+
+CLB_DEVICE uint32_t rows_of(const buckets& b, uint32_t expert) {
+  return (uint32_t)(__popc(b.rows[expert][0]) + __popc(b.rows[expert][1]));
+}
+
+/* Numbers the experts in use and gives each its part of `places`; by one warp, a lane a range of experts. */
+CLB_DEVICE void number_items(buckets& b, uint32_t experts) {
+  const uint32_t lane = threadIdx.x;
+  const uint32_t each = (experts + CLB_WARP - 1u) / CLB_WARP;
+  const uint32_t begin = min(lane * each, experts);
+  const uint32_t end = min(begin + each, experts);
+  uint32_t own = 0u; /* experts in use above bit 16, assignments below: at most 1,024 */
+  for (uint32_t e = begin; e < end; e++) {
+    const uint32_t count = rows_of(b, e);
+    own += count + ((count > 0u) ? 65536u : 0u);
+  }
+  uint32_t sum = own;
+#pragma unroll
+  for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
+    const uint32_t before = __shfl_up_sync(CLB_FULL_WARP, sum, step);
+    sum += (lane >= step) ? before : 0u;
+  }
+  uint32_t at = sum - own;
+  for (uint32_t e = begin; e < end; e++) {
+    const uint32_t count = rows_of(b, e);
+    b.first[e] = (uint16_t)at;
+    if (count > 0u) b.item_expert[at >> 16] = (uint16_t)e;
+    at += count + ((count > 0u) ? 65536u : 0u);
+  }
+  if (lane == CLB_WARP - 1u) b.items = sum >> 16;
+}
+
+/* After clear_buckets. Reads `indices` past L1: they may come from before the predecessor. */
+CLB_DEVICE void fill_buckets(buckets& b, const uint32_t* indices, uint32_t rows, uint32_t k_max, uint32_t experts) {
+  const uint32_t count = (experts > 0u) ? rows * k_max : 0u;
+  for (uint32_t i = threadIdx.x; i < count; i += CLB_MATMUL_THREADS) {
+    const uint32_t expert = __ldcg(indices + i);
+    const uint32_t row = i / k_max;
+    if (expert != CLB_NONE) atomicOr(&b.rows[expert][row / 32u], 1u << row % 32u);
+  }
+  __syncthreads();
+  if (threadIdx.x < CLB_WARP) number_items(b, experts);
+  __syncthreads();
+  for (uint32_t i = threadIdx.x; i < count; i += CLB_MATMUL_THREADS) {
+    const uint32_t expert = __ldcg(indices + i);
+    if (expert == CLB_NONE) continue;
+    const uint32_t row = i / k_max;
+    const uint32_t low = b.rows[expert][0];
+    const uint32_t below = (1u << row % 32u) - 1u;
+    const uint32_t earlier = (row < 32u) ? __popc(low & below) : __popc(low) + __popc(b.rows[expert][1] & below);
+    b.places[b.first[expert] + earlier] = (uint16_t)i;
+  }
+  __syncthreads();
+}
+
+CLB_DEVICE uint32_t passes_of(uint32_t rows) { return (rows + PASS_ROWS - 1u) / PASS_ROWS; }
+
+CLB_DEVICE const unsigned char* lane_bytes(uint64_t weights, uint32_t row_tile, uint32_t across, uint32_t piece) {
+  return reinterpret_cast<const unsigned char*>(weights) + ((uint64_t)row_tile * across + piece) * CLB_PIECE +
+         threadIdx.x % CLB_WARP * 16u;
+}
+
+/* ------------------------------------------------------------------ gate and up */
+
+struct gate_up_shared {
+  clb_step_sums<2> sums;
+  buckets choice;
+  float scale[CLB_FEW_ROWS];
+};
+
+/* What pair `unit` is: a row tile of the shared expert, or of item `item`. */
+struct gate_up_unit {
+  const clb_expert_weights* weights;
+  uint32_t row_tile;
+  uint32_t rows;
+  uint32_t first; /* of its places; NONE: the shared expert, whose places are the rows */
+
+  __device__ __forceinline__ gate_up_unit(const clb_expert_gate_up_args& a, const buckets& b, uint32_t unit,
+                                          uint32_t row_count) {
+    const uint32_t shared_tiles = a.shared_width / CLB_TILE;
+    if (unit < shared_tiles) {
+      weights = a.shared;
+      row_tile = unit;
+      rows = row_count;
+      first = CLB_NONE;
+      return;
+    }
+    const uint32_t tiles = a.width / CLB_TILE;
+    const uint32_t expert = b.item_expert[(unit - shared_tiles) / tiles];
+    weights = a.experts + expert;
+    row_tile = (unit - shared_tiles) % tiles;
+    rows = rows_of(b, expert);
+    first = b.first[expert];
+  }
+};
+
+struct gate_up_source {
+  const clb_expert_gate_up_args& a;
+  const buckets& b;
+  const clb_slice& slice;
+  const unsigned char* at[2];
+  uint32_t unit;
+  uint32_t units; /* known so far */
+  uint32_t row_count;
+  uint32_t pass;
+  uint32_t passes; /* of this unit; 0: not opened yet */
+  uint32_t piece;
+
+  __device__ __forceinline__ gate_up_source(const clb_expert_gate_up_args& args, const buckets& choice,
+                                            const clb_slice& part)
+      : a(args), b(choice), slice(part), unit(blockIdx.x), units(0u), row_count(1u), pass(0u), passes(0u), piece(0u) {}
+
+  __device__ __forceinline__ void rewind() {
+    const gate_up_unit now(a, b, unit, row_count);
+    const uint32_t across = a.hidden / CLB_TILE;
+    at[0] = lane_bytes(now.weights->gate, now.row_tile, across, slice.begin);
+    at[1] = lane_bytes(now.weights->up, now.row_tile, across, slice.begin);
+    piece = slice.begin;
+  }
+
+  __device__ __forceinline__ bool take(const unsigned char* (&next)[2]) {
+    if (unit >= units || slice.begin == slice.end) return false;
+    if (passes == 0u) {
+      passes = 1u; /* more only once the rows are known */
+      pass = 0u;
+      rewind();
+    }
+    next[0] = at[0];
+    next[1] = at[1];
+    at[0] += CLB_PIECE;
+    at[1] += CLB_PIECE;
+    piece++;
+    if (piece == slice.end) end_pass();
+    return true;
+  }
+
+  /* The slice is through: again for the rows beyond 32, or on to the next pair. */
+  __device__ __forceinline__ void end_pass() {
+    pass++;
+    if (pass < passes_of(gate_up_unit(a, b, unit, row_count).rows)) {
+      rewind();
+    } else {
+      unit += gridDim.x;
+      passes = 0u;
+    }
+  }
+};
+
+CLB_DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
+
+template <class P, uint32_t STEPS>
+CLB_DEVICE void gate_up_pass(const clb_expert_gate_up_args& a, clb_ring<2, GATE_UP_STAGES>& ring,
+                             gate_up_source& source, const clb_slice& slice, gate_up_shared& shared,
+                             const gate_up_unit& unit, uint32_t begin, uint32_t& parity) {
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  uint32_t offsets[STEPS];
+#pragma unroll
+  for (uint32_t s = 0u; s < STEPS; s++) {
+    const uint32_t i = begin + s * CLB_STEP + lane / 4u;
+    uint32_t row = i;
+    if (i < unit.rows && unit.first != CLB_NONE) row = shared.choice.places[unit.first + i] / a.k_max;
+    offsets[s] = (i < unit.rows) ? row * a.hidden + lane % 4u * 4u : CLB_NONE;
+  }
+  float sum[2][STEPS][4];
+  clb_multiply<P, STEPS>(ring, source, slice, a.input, offsets, sum);
+#pragma unroll
+  for (uint32_t s = 0u; s < STEPS; s++) {
+    clb_put_sums(shared.sums, parity, 0u, sum[0][s]);
+    clb_put_sums(shared.sums, parity, 1u, sum[1][s]);
+    __syncthreads();
+    const uint32_t i = begin + s * CLB_STEP + threadIdx.x % 64u / 8u;
+    if (clb_finishes(s) && i < unit.rows) {
+      const bool routed = unit.first != CLB_NONE;
+      const uint32_t place = routed ? shared.choice.places[unit.first + i] : i;
+      const float scale = shared.scale[routed ? place / a.k_max : i];
+      const float2 gate = clb_take_sums<P>(shared.sums, parity, 0u);
+      const float2 up = clb_take_sums<P>(shared.sums, parity, 1u);
+      uint32_t* to =
+          routed ? a.activation + (uint64_t)place * a.width : a.shared_activation + (uint64_t)place * a.shared_width;
+      clb_split_store<P>(to, unit.row_tile * CLB_TILE + threadIdx.x % 8u * 2u, silu(gate.x * scale) * (up.x * scale),
+                         silu(gate.y * scale) * (up.y * scale));
+    }
+    parity ^= 1u;
+  }
+}
+
+template <class P>
+CLB_DEVICE void gate_up(const clb_expert_gate_up_args& a) {
+  extern __shared__ uint4 memory[];
+  __shared__ gate_up_shared shared;
+  const clb_slice slice(a.hidden / CLB_TILE);
+  const uint32_t shared_tiles = a.shared_width / CLB_TILE;
+  gate_up_source source(a, shared.choice, slice);
+  clb_ring<2, GATE_UP_STAGES> ring(memory);
+  uint32_t started = 0u;
+  source.row_count = min(__ldcg(a.row_count), CLB_FEW_ROWS);
+  source.units = shared_tiles;
+  ring.start(source, started);
+  clear_buckets(shared.choice, a.expert_count);
+  clb_wait_for_inputs();
+  clb_release_dependents();
+  const uint32_t count = source.row_count;
+  fill_buckets(shared.choice, a.indices, count, a.k_max, a.expert_count);
+  source.units = shared_tiles + shared.choice.items * (a.width / CLB_TILE);
+  ring.start(source, started);
+  ring.complete_start(started);
+  for (uint32_t row = threadIdx.x / CLB_WARP; row < count; row += CLB_WARPS) {
+    const uint32_t tiles = a.hidden / CLB_TILE;
+    const float scale = clb_row_scale(a.sumsq + (uint64_t)row * tiles, tiles, a.hidden, a.epsilon);
+    if (threadIdx.x % CLB_WARP == 0u) shared.scale[row] = scale;
+  }
+  __syncthreads();
+  uint32_t parity = 0u;
+#pragma unroll 1
+  for (uint32_t u = blockIdx.x; u < source.units; u += gridDim.x) {
+    const gate_up_unit unit(a, shared.choice, u, count);
+#pragma unroll 1
+    for (uint32_t begin = 0u; begin < unit.rows; begin += PASS_ROWS) {
+      const uint32_t rows = unit.rows - begin;
+      if (rows > 16u) {
+        gate_up_pass<P, 4>(a, ring, source, slice, shared, unit, begin, parity);
+      } else if (rows > 8u) {
+        gate_up_pass<P, 2>(a, ring, source, slice, shared, unit, begin, parity);
+      } else {
+        gate_up_pass<P, 1>(a, ring, source, slice, shared, unit, begin, parity);
+      }
+    }
+  }
+  clb_copies_wait<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, 2)
+    clb_expert_gate_up_bf16(const __grid_constant__ clb_expert_gate_up_args a) {
+  gate_up<clb_bf16>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, 2)
+    clb_expert_gate_up_fp16(const __grid_constant__ clb_expert_gate_up_args a) {
+  gate_up<clb_fp16>(a);
+}
+
+/* ------------------------------------------------------------------------- down */
+
+struct down_shared {
+  clb_step_sums<1> sums;
+  buckets choice;
+};
+
+/* One expert of a block's list: item 0 is the shared expert where there is one. */
+struct down_item {
+  uint64_t weights;
+  uint32_t width;
+  uint32_t rows;
+  uint32_t first; /* as in gate_up_unit */
+
+  __device__ __forceinline__ down_item(const clb_expert_down_args& a, const buckets& b, uint32_t item,
+                                       uint32_t row_count) {
+    const uint32_t shared_items = (a.shared_width > 0u) ? 1u : 0u;
+    if (item < shared_items) {
+      weights = a.shared->down;
+      width = a.shared_width;
+      rows = row_count;
+      first = CLB_NONE;
+      return;
+    }
+    const uint32_t expert = b.item_expert[item - shared_items];
+    weights = a.experts[expert].down;
+    width = a.width;
+    rows = rows_of(b, expert);
+    first = b.first[expert];
+  }
+};
+
+struct down_source {
+  const clb_expert_down_args& a;
+  const buckets& b;
+  const unsigned char* at;
+  uint32_t row_tile;
+  uint32_t items;
+  uint32_t row_count;
+  uint32_t item;
+  uint32_t pass;
+  uint32_t passes; /* of this item; 0: not opened yet */
+  uint32_t left;   /* pieces of this pass */
+
+  __device__ __forceinline__ down_source(const clb_expert_down_args& args, const buckets& choice, uint32_t rows)
+      : a(args), b(choice), row_tile(blockIdx.x), row_count(rows), item(0u), pass(0u), passes(0u), left(0u) {
+    items = choice.items + ((args.shared_width > 0u) ? 1u : 0u);
+  }
+
+  __device__ __forceinline__ bool take(const unsigned char* (&next)[1]) {
+    while (left == 0u) {
+      if (pass == passes && passes > 0u) {
+        passes = 0u;
+        pass = 0u;
+        item++;
+      }
+      if (item == items) {
+        item = 0u;
+        row_tile += gridDim.x;
+      }
+      if (row_tile >= a.hidden / CLB_TILE || items == 0u) return false;
+      const down_item now(a, b, item, row_count);
+      const uint32_t across = now.width / CLB_TILE;
+      const clb_slice slice(across);
+      passes = max(passes_of(now.rows), 1u);
+      pass++;
+      left = slice.end - slice.begin;
+      at = lane_bytes(now.weights, row_tile, across, slice.begin);
+    }
+    next[0] = at;
+    at += CLB_PIECE;
+    left--;
+    return true;
+  }
+};
+
+/* results: (T * K + T, 16): the tile's rows of every (row, rank), then of the shared expert of every row. */
+template <class P, uint32_t STEPS>
+CLB_DEVICE void down_pass(const clb_expert_down_args& a, clb_ring<1, DOWN_STAGES>& ring, down_source& source,
+                          down_shared& shared, const down_item& item, uint32_t begin, float* results, uint32_t count,
+                          uint32_t& parity) {
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  const bool routed = item.first != CLB_NONE;
+  const uint32_t* input = routed ? a.activation : a.shared_activation;
+  uint32_t offsets[STEPS];
+#pragma unroll
+  for (uint32_t s = 0u; s < STEPS; s++) {
+    const uint32_t i = begin + s * CLB_STEP + lane / 4u;
+    uint32_t place = i;
+    if (i < item.rows && routed) place = shared.choice.places[item.first + i];
+    offsets[s] = (i < item.rows) ? place * item.width + lane % 4u * 4u : CLB_NONE;
+  }
+  const clb_slice slice(item.width / CLB_TILE);
+  float sum[1][STEPS][4];
+  clb_multiply<P, STEPS>(ring, source, slice, input, offsets, sum);
+#pragma unroll
+  for (uint32_t s = 0u; s < STEPS; s++) {
+    clb_put_sums(shared.sums, parity, 0u, sum[0][s]);
+    __syncthreads();
+    const uint32_t i = begin + s * CLB_STEP + threadIdx.x % 64u / 8u;
+    if (clb_finishes(s) && i < item.rows) {
+      const uint32_t at = routed ? shared.choice.places[item.first + i] : count * a.k_max + i;
+      const float2 y = clb_take_sums<P>(shared.sums, parity, 0u);
+      *reinterpret_cast<float2*>(results + at * CLB_TILE + threadIdx.x % 8u * 2u) = y;
+    }
+    parity ^= 1u;
+  }
+}
+
+/* residual + weighted ranks in order + shared expert, for one row and two columns. */
+CLB_DEVICE float2 sum_ranks(const clb_expert_down_args& a, const float* results, const float* weights, uint32_t row,
+                            uint32_t count, uint32_t col, float2 x) {
+  float2 y = make_float2(0.0f, 0.0f);
+  const uint32_t ranks = (a.expert_count > 0u) ? a.k_max : 0u;
+  for (uint32_t r = 0u; r < ranks; r++) {
+    const float weight = weights[row * a.k_max + r];
+    if (weight == 0.0f) continue; /* no expert in this rank */
+    const float2 part = *reinterpret_cast<const float2*>(results + (row * a.k_max + r) * CLB_TILE + col);
+    y.x = fmaf(weight, part.x, y.x);
+    y.y = fmaf(weight, part.y, y.y);
+  }
+  if (a.shared_width > 0u) {
+    const float scale = (a.shared_scale != nullptr) ? a.shared_scale[row] : 1.0f;
+    const float2 part = *reinterpret_cast<const float2*>(results + (count * a.k_max + row) * CLB_TILE + col);
+    y.x = fmaf(scale, part.x, y.x);
+    y.y = fmaf(scale, part.y, y.y);
+  }
+  return make_float2(x.x + y.x, x.y + y.y);
+}
+
+template <class P>
+CLB_DEVICE void finish_down(const clb_expert_down_args& a, const float* results, const float* weights, uint32_t count,
+                            uint32_t tile) {
+  const clb_stream stream = {a.residual, a.next_norm, a.next_input, a.next_sumsq, a.hidden};
+  const uint32_t col = threadIdx.x % 8u * 2u;
+#pragma unroll 1
+  for (uint32_t begin = 0u; begin < count; begin += CLB_MATMUL_THREADS / 8u) {
+    const uint32_t row = begin + threadIdx.x / 8u;
+    const bool valid = row < count;
+    float2 x = make_float2(0.0f, 0.0f);
+    if (valid) {
+      x = *reinterpret_cast<const float2*>(a.residual + (uint64_t)row * a.hidden + tile * CLB_TILE + col);
+      x = sum_ranks(a, results, weights, row, count, col, x);
+    }
+    clb_store_residual<P>(stream, row, tile * CLB_TILE + col, x, valid);
+  }
+}
+
+template <class P>
+CLB_DEVICE void down(const clb_expert_down_args& a) {
+  extern __shared__ uint4 memory[];
+  __shared__ down_shared shared;
+  const uint32_t count = min(__ldcg(a.row_count), CLB_FEW_ROWS);
+  float* results = reinterpret_cast<float*>(memory + CLB_DOWN_RING / sizeof(uint4));
+  float* weights = results + (count * a.k_max + count) * CLB_TILE;
+  clear_buckets(shared.choice, a.expert_count);
+  fill_buckets(shared.choice, a.indices, count, a.k_max, a.expert_count);
+  for (uint32_t i = threadIdx.x; a.expert_count > 0u && i < count * a.k_max; i += CLB_MATMUL_THREADS)
+    weights[i] = __ldcg(a.weights + i);
+  down_source source(a, shared.choice, count);
+  clb_ring<1, DOWN_STAGES> ring(memory);
+  uint32_t started = 0u;
+  ring.start(source, started);
+  ring.complete_start(started);
+  clb_wait_for_inputs();
+  clb_release_dependents();
+  const uint32_t items = (count > 0u) ? source.items : 0u;
+  uint32_t parity = 0u;
+#pragma unroll 1
+  for (uint32_t tile = blockIdx.x; tile < a.hidden / CLB_TILE; tile += gridDim.x) {
+#pragma unroll 1
+    for (uint32_t i = 0u; i < items; i++) {
+      const down_item item(a, shared.choice, i, count);
+#pragma unroll 1
+      for (uint32_t begin = 0u; begin < item.rows; begin += PASS_ROWS) {
+        const uint32_t rows = item.rows - begin;
+        if (rows > 16u) {
+          down_pass<P, 4>(a, ring, source, shared, item, begin, results, count, parity);
+        } else if (rows > 8u) {
+          down_pass<P, 2>(a, ring, source, shared, item, begin, results, count, parity);
+        } else {
+          down_pass<P, 1>(a, ring, source, shared, item, begin, results, count, parity);
+        }
+      }
+    }
+    __syncthreads();
+    finish_down<P>(a, results, weights, count, tile);
+  }
+  clb_copies_wait<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, 2)
+    clb_expert_down_bf16(const __grid_constant__ clb_expert_down_args a) {
+  down<clb_bf16>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, 2)
+    clb_expert_down_fp16(const __grid_constant__ clb_expert_down_args a) {
+  down<clb_fp16>(a);
+}

@@ -1,0 +1,80 @@
+/*
+ * ptx.cuh: every instruction that CUDA C++ has no name for, one function each. Device code only.
+ *
+ * Nothing else in this folder has inline assembly, so that the kernels can also be compiled for the CPU over another
+ * version of this file (tests/cuda/emulator.h) and tested where there is no GPU.
+ */
+#ifndef CLB_PTX_CUH
+#define CLB_PTX_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "abi.h"
+
+#define CLB_WARP 32u
+#define CLB_DEVICE static __device__ __forceinline__
+
+/* Wait for the grids that this one depends on: before it, nothing that the predecessor writes may be read. */
+CLB_DEVICE void clb_wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Let dependent grids start their prologue; their own wait still covers all that this grid writes. */
+CLB_DEVICE void clb_release_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/* c += a b for one tile: a 16 x 16 weights, b 16 x 8 (two registers), c 16 x 8. Lane 4 g + q holds of c:
+   rows g, g, g + 8, g + 8 and columns 2q, 2q + 1, 2q, 2q + 1. */
+CLB_DEVICE void clb_mma_bf16(float (&c)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+CLB_DEVICE void clb_mma_fp16(float (&c)[4], const uint4& a, uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+/* Shared memory by its own address, for the functions below. */
+CLB_DEVICE uint32_t clb_shared_address(const void* at) { return (uint32_t)__cvta_generic_to_shared(at); }
+
+/* Start to copy 16 bytes from global to shared memory, both 16-byte aligned, past L1. */
+CLB_DEVICE void clb_copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* The copies that this thread started since the last group are a group. */
+CLB_DEVICE void clb_copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/* All groups of this thread but the youngest PENDING are there, for this thread to read. */
+template <uint32_t PENDING>
+CLB_DEVICE void clb_copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+CLB_DEVICE uint4 clb_read_shared(uint32_t at) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(at)
+               : "memory");
+  return value;
+}
+
+/* 16 bytes of zeros. */
+CLB_DEVICE void clb_zero_shared(uint32_t at) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0u) : "memory");
+}
+
+#endif /* CLB_PTX_CUH */
