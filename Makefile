@@ -62,8 +62,8 @@ test-tsan: $(VENV)/.dev  ## rings, thread pool and steps under the thread saniti
 		-Db_sanitize=thread
 	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel engine stage step_threads threads
 
-AARCH64 := aarch64-linux-gnu-gcc -std=c11 -Wall -Wextra -Wconversion -Werror -O2 -fPIC -D_FILE_OFFSET_BITS=64 \
-	-Iengine_c/include -Iengine_c/src -Iengine_c/cpu -Ibuild/engine_c -c -o /dev/null
+AARCH64 := aarch64-linux-gnu-gcc -std=c11 -Wall -Wextra -Wconversion -Wcast-qual -Werror -O2 -fPIC -D_GNU_SOURCE \
+	-D_FILE_OFFSET_BITS=64 -Iengine_c/include -Iengine_c/src -Iengine_c/cpu -Ibuild/engine_c -c -o /dev/null
 cross: lib  ## compile the engine for aarch64, where a cross compiler is installed
 	@command -v aarch64-linux-gnu-gcc >/dev/null || { echo 'no aarch64-linux-gnu-gcc: skipped'; exit 0; } && \
 		for source in engine_c/src/*.c engine_c/cpu/*.c; do for precision in 0 1 2; do \

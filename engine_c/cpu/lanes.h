@@ -39,13 +39,29 @@ typedef struct clb_lanes {
 } clb_lanes;
 #endif
 
+static inline clb_float4 clb_float4_load(const float* values) {
+  clb_float4 four;
+  (void)memcpy(&four, values, sizeof four);
+  return four;
+}
+
+static inline void clb_float4_store(clb_float4 four, float* values) { (void)memcpy(values, &four, sizeof four); }
+
+/* `first` in the lanes whose mask is all ones, `second` where it is 0. */
+static inline clb_float4 clb_float4_where(clb_int4 mask, clb_float4 first, clb_float4 second) {
+  return (clb_float4)(((clb_int4)first & mask) | ((clb_int4)second & ~mask));
+}
+
+/* a > b ? a : b in each lane. */
+static inline clb_float4 clb_float4_max(clb_float4 a, clb_float4 b) { return clb_float4_where(a > b, a, b); }
+
 static inline clb_lanes clb_lanes_load(const float* values) {
   clb_lanes lanes;
-  memcpy(&lanes, values, sizeof lanes);
+  (void)memcpy(&lanes, values, sizeof lanes);
   return lanes;
 }
 
-static inline void clb_lanes_store(clb_lanes lanes, float* values) { memcpy(values, &lanes, sizeof lanes); }
+static inline void clb_lanes_store(clb_lanes lanes, float* values) { (void)memcpy(values, &lanes, sizeof lanes); }
 
 static inline clb_lanes clb_lanes_zero(void) {
   static const float zeros[CLB_LANES];
@@ -107,7 +123,7 @@ static inline clb_lanes clb_lanes_add_tail(clb_lanes sums, const float* a, const
 static inline void clb_spread_16(const uint16_t* values, clb_uint4* low, clb_uint4* high) {
   const clb_short8 zero = {0};
   clb_short8 narrow;
-  memcpy(&narrow, values, sizeof narrow);
+  (void)memcpy(&narrow, values, sizeof narrow);
 #if defined(__clang__)
   *low = (clb_uint4)__builtin_shufflevector(zero, narrow, 0, 8, 1, 9, 2, 10, 3, 11);
   *high = (clb_uint4)__builtin_shufflevector(zero, narrow, 4, 12, 5, 13, 6, 14, 7, 15);

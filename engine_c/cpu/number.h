@@ -8,20 +8,21 @@
 #define CLB_CPU_NUMBER_H
 
 #include <stdint.h>
-#include <string.h>
-
-#define CLB_HALF_MAX 65504.0f
 
 static inline float clb_float_of_bits(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof value);
-  return value;
+  const union {
+    uint32_t bits;
+    float value;
+  } same = {.bits = bits};
+  return same.value;
 }
 
 static inline uint32_t clb_bits_of_float(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
-  return bits;
+  const union {
+    float value;
+    uint32_t bits;
+  } same = {.value = value};
+  return same.bits;
 }
 
 static inline float clb_float_of_bf16(uint16_t value) { return clb_float_of_bits((uint32_t)value << 16); }
@@ -30,7 +31,7 @@ static inline float clb_float_of_bf16(uint16_t value) { return clb_float_of_bits
 static inline float clb_float_of_half(uint16_t value) {
   const uint32_t sign = ((uint32_t)value & 0x8000u) << 16;
   const uint32_t magnitude = (uint32_t)value & 0x7fffu;
-  const uint32_t normal = (magnitude << 13) + (112u << 23);
+  const uint32_t normal = (magnitude << 13) + 0x38000000u;
   const uint32_t subnormal = clb_bits_of_float((float)(int32_t)magnitude * 0x1p-24f);
   return clb_float_of_bits(sign | (magnitude < 0x0400u ? subnormal : normal));
 }
@@ -48,7 +49,7 @@ static inline uint16_t clb_half_of_float(float value) {
     return (uint16_t)(sign | (clb_bits_of_float(scaled) - 0x4b000000u));
   }
   const uint32_t odd = (magnitude >> 13) & 1u;
-  return (uint16_t)(sign | ((magnitude - (112u << 23) + 0xfffu + odd) >> 13));
+  return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfffu + odd) >> 13));
 }
 
 #endif /* CLB_CPU_NUMBER_H */

@@ -28,6 +28,9 @@
  * Threads: each ring has one producer and one consumer. clb_engine_post and clb_engine_stats may be
  * called from any thread while clb_engine_run runs; everything else from the owner of its object.
  *
+ * Lists of constants are enumerations without a type: the fields that hold one have a fixed width, the same in every
+ * process and language, and a comment at the field names the list.
+ *
  * Errors: functions return a clb_status; 0 is success. A failed call changes nothing unless it says so.
  */
 #ifndef COLIBRI_H
@@ -61,7 +64,7 @@ extern "C" {
 #define CLB_MAX_SEQ_LEN 1048576u /* tokens */
 #define CLB_ERROR_BYTES 512u
 
-typedef enum clb_status {
+enum {
   CLB_OK = 0,
   CLB_ERR_ARGUMENT = 1,    /* a value is outside its limit */
   CLB_ERR_VERSION = 2,     /* abi_version or struct_bytes differ */
@@ -77,7 +80,7 @@ typedef enum clb_status {
   CLB_ERR_NO_TOKEN = 12,   /* bias and masks leave no token to sample */
   CLB_ERR_DEVICE = 13,     /* the accelerator's driver reported an error */
   CLB_ERR_INTERNAL = 14    /* an invariant is broken; the engine must be closed */
-} clb_status;
+}; /* clb_status */
 
 /* Where a failing open says what was wrong: file, section, expected, found. Never a folder's path. */
 typedef struct clb_error {
@@ -87,7 +90,7 @@ typedef struct clb_error {
 
 /* ------------------------------------------------------------------ model */
 
-typedef enum clb_precision { CLB_FP32 = 0, CLB_FP16 = 1, CLB_BF16 = 2 } clb_precision;
+enum { CLB_FP32 = 0, CLB_FP16 = 1, CLB_BF16 = 2 }; /* clb_precision */
 
 /* How the elements of a section lie in a file. In memory every matrix of the CPU is rows16; vectors stay flat.
    flat: row-major; down is transposed: (width, hidden). The form to exchange packs in, repacked while loading.
@@ -96,18 +99,18 @@ typedef enum clb_precision { CLB_FP32 = 0, CLB_FP16 = 1, CLB_BF16 = 2 } clb_prec
              tile 0:  (0,0) (1,0) .. (15,0) | (0,1) (1,1) .. (15,1) | ...    tile 1:  (16,0) (17,0) .. | ...
    mma:    tiles of 16 x 16 in the order in which a GPU's lanes read them (kernels_cu/abi.h), rows and columns padded
            with zeros to multiples of 16. Matrices of 16-bit weights of packs for CUDA; the router stays flat there. */
-typedef enum clb_layout { CLB_LAYOUT_FLAT = 0, CLB_LAYOUT_ROWS16 = 1, CLB_LAYOUT_MMA = 2 } clb_layout;
+enum { CLB_LAYOUT_FLAT = 0, CLB_LAYOUT_ROWS16 = 1, CLB_LAYOUT_MMA = 2 }; /* clb_layout */
 
 #define CLB_TILE_ROWS 16u /* rows of one tile of rows16 */
 
-typedef enum clb_ffn_kind { CLB_FFN_DENSE = 0, CLB_FFN_MOE = 1 } clb_ffn_kind;
-typedef enum clb_kv_kind { CLB_KV_FULL = 0 } clb_kv_kind;
-typedef enum clb_qk_norm {
+enum { CLB_FFN_DENSE = 0, CLB_FFN_MOE = 1 }; /* clb_ffn_kind */
+enum { CLB_KV_FULL = 0 };                    /* clb_kv_kind */
+enum {
   CLB_QK_NORM_NONE = 0,
   CLB_QK_NORM_HEAD = 1, /* RMSNorm of each head of q and k, before RoPE */
   CLB_QK_NORM_ROW = 2   /* RMSNorm over all heads of q, and over all of k, before RoPE */
-} clb_qk_norm;
-typedef enum clb_score { CLB_SCORE_SOFTMAX = 0, CLB_SCORE_SIGMOID = 1 } clb_score;
+}; /* clb_qk_norm */
+enum { CLB_SCORE_SOFTMAX = 0, CLB_SCORE_SIGMOID = 1 }; /* clb_score */
 
 /* One row of the layer table. */
 typedef struct clb_layer_desc {
@@ -128,7 +131,7 @@ typedef struct clb_layer_desc {
 
 /* What a section holds. rows x cols are given as (rows, cols). d = hidden, q = heads * head_dim,
    kv = kv_heads * head_dim, V = vocab, E = experts, w = width. */
-typedef enum clb_role {
+enum {
   CLB_ROLE_EMBEDDING = 0,   /* (V, d) */
   CLB_ROLE_HEAD = 1,        /* (V, d); absent when the head is tied to the embedding */
   CLB_ROLE_FINAL_NORM = 2,  /* (1, d) fp32 */
@@ -145,7 +148,7 @@ typedef enum clb_role {
   CLB_ROLE_GATE = 13,       /* (w, d); expert >= 0: routed expert; expert == -1: shared expert or dense FFN */
   CLB_ROLE_UP = 14,         /* (w, d) */
   CLB_ROLE_DOWN = 15        /* (d, w); flat: transposed, (w, d) */
-} clb_role;
+}; /* clb_role */
 
 typedef struct clb_section_desc {
   uint32_t role;   /* clb_role */
@@ -230,13 +233,13 @@ typedef struct clb_channel_layout {
   uint32_t event_capacity;   /* events; a power of two, >= slots * (result_records + 4) */
 } clb_channel_layout;
 
-typedef enum clb_phase {
+enum {
   CLB_PHASE_STARTING = 0,
   CLB_PHASE_LOADING = 1,
   CLB_PHASE_READY = 2,
   CLB_PHASE_STOPPED = 3,
   CLB_PHASE_FAILED = 4
-} clb_phase;
+}; /* clb_phase */
 
 /* Counters since open, in the header, written by the engine with relaxed atomic stores. */
 typedef struct clb_stats {
@@ -273,13 +276,13 @@ typedef struct clb_channel_header {
 
 #define CLB_CHANNEL_MAGIC 0x42494c43u /* "CLIB" */
 
-typedef enum clb_command_kind {
+enum {
   CLB_CMD_OPEN = 1,       /* take the slot's request block, reserve its run; answered by OPENED or FAILED */
   CLB_CMD_PREFILL = 2,    /* compute prompt tokens [start, start + count); the engine cuts at chunk borders */
   CLB_CMD_SET = 3,        /* the mask for output position `start` lies in the request block */
   CLB_CMD_CLOSE = 4,      /* stop and release the slot; answered by CLOSED unless it finished before */
   CLB_CMD_RELEASE_RUN = 5 /* the daemon drops its reference to prefix run `start` */
-} clb_command_kind;
+}; /* clb_command_kind */
 
 typedef struct clb_command {
   uint32_t kind;
@@ -289,13 +292,13 @@ typedef struct clb_command {
   uint32_t count;
 } clb_command;
 
-typedef enum clb_event_kind {
+enum {
   CLB_EVENT_OPENED = 1,   /* the run is reserved; prefill may start */
   CLB_EVENT_TOKEN = 2,    /* record `record` of the slot's ring is written; with a FINISH flag the slot is released */
   CLB_EVENT_FINISHED = 3, /* ended without a token (max_tokens 0); the slot is released */
   CLB_EVENT_CLOSED = 4,   /* answer to CLOSE; the slot is released */
   CLB_EVENT_FAILED = 5    /* `status` says why; the slot is released */
-} clb_event_kind;
+}; /* clb_event_kind */
 
 #define CLB_FINISH_STOP 1u   /* a stop id was generated: it is in the record, not part of the text */
 #define CLB_FINISH_LENGTH 2u /* max_tokens reached */
@@ -403,7 +406,7 @@ CLB_API uint32_t clb_channel_stats(const void* base, clb_stats* stats);
 
 /* ----------------------------------------------------------------- engine */
 
-typedef enum clb_huge_pages { CLB_HUGE_OFF = 0, CLB_HUGE_TRY = 1, CLB_HUGE_REQUIRE = 2 } clb_huge_pages;
+enum { CLB_HUGE_OFF = 0, CLB_HUGE_TRY = 1, CLB_HUGE_REQUIRE = 2 }; /* clb_huge_pages */
 
 typedef struct clb_tier_config {
   uint64_t
@@ -445,7 +448,7 @@ typedef struct clb_device_desc {
   uint32_t reserved;
 } clb_device_desc;
 
-typedef enum clb_weights { CLB_WEIGHTS_FILES = 0, CLB_WEIGHTS_DUMMY = 1 } clb_weights;
+enum { CLB_WEIGHTS_FILES = 0, CLB_WEIGHTS_DUMMY = 1 }; /* clb_weights */
 
 typedef struct clb_engine_config {
   uint32_t abi_version;
@@ -490,7 +493,7 @@ typedef struct clb_memory_plan {
 
 typedef struct clb_engine clb_engine;
 
-typedef enum clb_mail { CLB_MAIL_STOP = 1, CLB_MAIL_CHECK = 2 } clb_mail;
+enum { CLB_MAIL_STOP = 1, CLB_MAIL_CHECK = 2 }; /* clb_mail */
 
 CLB_API uint32_t clb_abi_version(void);
 CLB_API const char* clb_status_name(int32_t status);

@@ -19,21 +19,34 @@ enum { RUN_FREE = 0, RUN_FILLING = 1, RUN_PUBLISHED = 2 };
 
 uint32_t clb_cache_capacity(uint32_t tokens) {
   uint32_t step = 1;
-  while (tokens / step > 16u || (tokens / step == 16u && tokens % step != 0))
+  while (tokens / step > 16u || (tokens / step == 16u && tokens % step != 0u)) {
     step *= 2;
-  const uint32_t steps = tokens / step + (tokens % step != 0 ? 1u : 0u);
+  }
+  const uint32_t steps = tokens / step + (tokens % step != 0u ? 1u : 0u);
   return steps * step;
 }
 
-static int32_t config_valid(const clb_cache_config* config) {
-  if (config->slots < 1 || config->slots > CLB_MAX_SLOTS) return CLB_ERR_ARGUMENT;
-  if (config->layers < 1 || config->layers > CLB_MAX_LAYERS || config->layer_table == NULL) return CLB_ERR_ARGUMENT;
-  if (config->head_dim < 1 || config->head_dim > 256) return CLB_ERR_ARGUMENT;
-  if (config->element_bytes != 2 && config->element_bytes != 4) return CLB_ERR_ARGUMENT;
-  if (config->max_seq_len < 1 || config->max_seq_len > CLB_MAX_SEQ_LEN) return CLB_ERR_ARGUMENT;
+static int32_t cache_config_valid(const clb_cache_config* config) {
+  if (config->slots < 1u || config->slots > CLB_MAX_SLOTS) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->layers < 1u || config->layers > CLB_MAX_LAYERS || config->layer_table == NULL) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->head_dim < 1u || config->head_dim > 256u) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->element_bytes != 2u && config->element_bytes != 4u) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->max_seq_len < 1u || config->max_seq_len > CLB_MAX_SEQ_LEN) {
+    return CLB_ERR_ARGUMENT;
+  }
   for (uint32_t layer = 0; layer < config->layers; ++layer) {
     const uint32_t values = config->layer_table[layer].kv_values_per_token;
-    if (values > CLB_CACHE_MAX_VALUES || values % (2u * config->head_dim) != 0) return CLB_ERR_ARGUMENT;
+    if (values > CLB_CACHE_MAX_VALUES || values % (2u * config->head_dim) != 0u) {
+      return CLB_ERR_ARGUMENT;
+    }
   }
   return CLB_OK;
 }
@@ -42,12 +55,19 @@ int32_t clb_cache_plan(const clb_cache_config* config, uint32_t page_bytes, clb_
   CLB_ASSERT(config != NULL);
   CLB_ASSERT(plan != NULL);
   (void)memset(plan, 0, sizeof *plan);
-  if (config_valid(config) != CLB_OK) return CLB_ERR_ARGUMENT;
-  if (page_bytes < CLB_POOL_MIN_PAGE || page_bytes > CLB_POOL_MAX_PAGE) return CLB_ERR_ARGUMENT;
-  if ((page_bytes & (page_bytes - 1u)) != 0) return CLB_ERR_ARGUMENT;
+  if (cache_config_valid(config) != CLB_OK) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (page_bytes < CLB_POOL_MIN_PAGE || page_bytes > CLB_POOL_MAX_PAGE) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if ((page_bytes & (page_bytes - 1u)) != 0u) {
+    return CLB_ERR_ARGUMENT;
+  }
   uint64_t values = 0;
-  for (uint32_t layer = 0; layer < config->layers; ++layer)
+  for (uint32_t layer = 0; layer < config->layers; ++layer) {
     values += config->layer_table[layer].kv_values_per_token;
+  }
   /* at most 2^8 layers * 2^20 values * 4 bytes * 2^20 tokens * 2^6 slots: below 2^57 */
   plan->bytes_per_token = values * config->element_bytes;
   const uint64_t run = plan->bytes_per_token * clb_cache_capacity(config->max_seq_len);
@@ -62,7 +82,9 @@ int32_t clb_cache_open(clb_cache* cache, clb_pool* pool, const clb_cache_config*
   CLB_ASSERT(cache != NULL);
   CLB_ASSERT(pool != NULL);
   (void)memset(cache, 0, sizeof *cache);
-  if (config_valid(config) != CLB_OK) return CLB_ERR_ARGUMENT;
+  if (cache_config_valid(config) != CLB_OK) {
+    return CLB_ERR_ARGUMENT;
+  }
   cache->pool = pool;
   cache->host_base = config->host_base;
   cache->slots = config->slots;
@@ -73,10 +95,12 @@ int32_t clb_cache_open(clb_cache* cache, clb_pool* pool, const clb_cache_config*
   for (uint32_t layer = 0; layer < config->layers; ++layer) {
     cache->layer_values[layer + 1u] = cache->layer_values[layer] + config->layer_table[layer].kv_values_per_token;
   }
-  for (uint32_t i = 0; i < CLB_MAX_SLOTS; ++i)
+  for (uint32_t i = 0; i < CLB_MAX_SLOTS; ++i) {
     cache->slot[i].own.extent.node = CLB_POOL_NONE;
-  for (uint32_t i = 0; i <= CLB_MAX_RUNS; ++i)
+  }
+  for (uint32_t i = 0; i <= CLB_MAX_RUNS; ++i) {
     cache->shared[i].extent.node = CLB_POOL_NONE;
+  }
   return CLB_OK;
 }
 
@@ -88,9 +112,11 @@ static uint64_t run_bytes(const clb_cache* cache, uint32_t capacity) {
 
 static int32_t run_alloc(clb_cache* cache, clb_run* run, uint32_t capacity, uint32_t mem_class) {
   const uint64_t bytes = run_bytes(cache, capacity);
-  if (bytes > 0) {
+  if (bytes > 0u) {
     const int32_t status = clb_pool_alloc(cache->pool, CLB_TIER_KV, bytes, 0, mem_class, &run->extent);
-    if (status != CLB_OK) return status;
+    if (status != CLB_OK) {
+      return status;
+    }
   }
   run->capacity = capacity;
   return CLB_OK;
@@ -112,38 +138,57 @@ static void run_free(clb_cache* cache, clb_run* run) {
 static void run_unref(clb_cache* cache, uint32_t id) {
   clb_run* run = &cache->shared[id];
   CLB_ASSERT(run->state != RUN_FREE);
-  CLB_ASSERT(run->refs > 0);
+  CLB_ASSERT(run->refs > 0u);
   --run->refs;
-  if (run->refs == 0) run_free(cache, run);
+  if (run->refs == 0u) {
+    run_free(cache, run);
+  }
 }
 
 /* ------------------------------------------------------------------ slots */
 
 static int32_t request_valid(const clb_cache* cache, const clb_cache_request* request) {
   const uint32_t runs = 2u * cache->slots;
-  if (request->prompt_tokens < 1 || request->prompt_tokens > cache->max_seq_len) return CLB_ERR_ARGUMENT;
-  if (request->max_tokens > cache->max_seq_len - request->prompt_tokens) return CLB_ERR_ARGUMENT;
-  if (request->prefix_run > runs || request->publish_run > runs) return CLB_ERR_ARGUMENT;
-  if (request->prefix_run != 0) {
-    const clb_run* run = &cache->shared[request->prefix_run];
-    if (run->state != RUN_PUBLISHED || run->tokens < request->prefix_tokens) return CLB_ERR_ARGUMENT;
-    if (request->prefix_tokens == 0 || request->prefix_tokens >= request->prompt_tokens) return CLB_ERR_ARGUMENT;
-  } else if (request->prefix_tokens != 0) {
+  if (request->prompt_tokens < 1u || request->prompt_tokens > cache->max_seq_len) {
     return CLB_ERR_ARGUMENT;
   }
-  if (request->publish_run != 0 && cache->shared[request->publish_run].state != RUN_FREE) return CLB_ERR_ARGUMENT;
+  if (request->max_tokens > cache->max_seq_len - request->prompt_tokens) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (request->prefix_run > runs || request->publish_run > runs) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (request->prefix_run != 0u) {
+    const clb_run* run = &cache->shared[request->prefix_run];
+    if (run->state != RUN_PUBLISHED || run->tokens < request->prefix_tokens) {
+      return CLB_ERR_ARGUMENT;
+    }
+    if (request->prefix_tokens == 0u || request->prefix_tokens >= request->prompt_tokens) {
+      return CLB_ERR_ARGUMENT;
+    }
+  }
+  if (request->prefix_run == 0u && request->prefix_tokens != 0u) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (request->publish_run != 0u && cache->shared[request->publish_run].state != RUN_FREE) {
+    return CLB_ERR_ARGUMENT;
+  }
   return CLB_OK;
 }
 
 /* Both runs at once, or nothing. MEMORY: never; FULL: not now. */
-static int32_t reserve(clb_cache* cache, uint32_t shared_capacity, uint32_t own_capacity, uint32_t prefix_run,
-                       clb_run* shared, clb_run* own) {
+static int32_t runs_alloc(clb_cache* cache, uint32_t shared_capacity, uint32_t own_capacity, uint32_t prefix_run,
+                          clb_run* shared, clb_run* own) {
   const uint32_t page = cache->pool->tiers[CLB_TIER_KV].page_bytes;
-  const uint64_t held = prefix_run != 0 ? cache->shared[prefix_run].extent.bytes : 0;
+  const uint64_t held = prefix_run != 0u ? cache->shared[prefix_run].extent.bytes : 0u;
   const uint64_t needed =
       clb_pool_round(run_bytes(cache, shared_capacity), page) + clb_pool_round(run_bytes(cache, own_capacity), page);
-  if (!clb_pool_could_fit(cache->pool, CLB_TIER_KV, needed + held)) return CLB_ERR_MEMORY;
-  if (run_alloc(cache, shared, shared_capacity, CLB_MEM_SHARED_RUN) != CLB_OK) return CLB_ERR_FULL;
+  if (!clb_pool_could_fit(cache->pool, CLB_TIER_KV, needed + held)) {
+    return CLB_ERR_MEMORY;
+  }
+  if (run_alloc(cache, shared, shared_capacity, CLB_MEM_SHARED_RUN) != CLB_OK) {
+    return CLB_ERR_FULL;
+  }
   if (run_alloc(cache, own, own_capacity, CLB_MEM_OWN_RUN) != CLB_OK) {
     run_free(cache, shared);
     return CLB_ERR_FULL;
@@ -153,25 +198,35 @@ static int32_t reserve(clb_cache* cache, uint32_t shared_capacity, uint32_t own_
 
 int32_t clb_cache_slot_open(clb_cache* cache, uint32_t slot, const clb_cache_request* request) {
   CLB_ASSERT(request != NULL);
-  if (slot >= cache->slots) return CLB_ERR_ARGUMENT;
+  if (slot >= cache->slots) {
+    return CLB_ERR_ARGUMENT;
+  }
   clb_cache_slot* into = &cache->slot[slot];
-  if (into->open) return CLB_ERR_STATE;
-  if (request_valid(cache, request) != CLB_OK) return CLB_ERR_ARGUMENT;
+  if (into->open != 0u) {
+    return CLB_ERR_STATE;
+  }
+  if (request_valid(cache, request) != CLB_OK) {
+    return CLB_ERR_ARGUMENT;
+  }
   const uint32_t publish = request->publish_run;
-  const uint32_t in_prefix = publish != 0 ? request->prompt_tokens : request->prefix_tokens;
+  const uint32_t in_prefix = publish != 0u ? request->prompt_tokens : request->prefix_tokens;
   const uint32_t own_tokens = request->prompt_tokens - in_prefix + request->max_tokens;
-  const uint32_t shared_tokens = publish != 0 ? request->prompt_tokens : 0;
+  const uint32_t shared_tokens = publish != 0u ? request->prompt_tokens : 0u;
   clb_run shared = {.extent = {.node = CLB_POOL_NONE}};
   clb_run own = {.extent = {.node = CLB_POOL_NONE}};
-  const int32_t status = reserve(cache, clb_cache_capacity(shared_tokens), clb_cache_capacity(own_tokens),
-                                 request->prefix_run, &shared, &own);
-  if (status != CLB_OK) return status;
+  const int32_t status = runs_alloc(cache, clb_cache_capacity(shared_tokens), clb_cache_capacity(own_tokens),
+                                    request->prefix_run, &shared, &own);
+  if (status != CLB_OK) {
+    return status;
+  }
   into->open = 1;
   into->own = own;
   into->prefix_tokens = in_prefix;
-  into->prefix = publish != 0 ? publish : request->prefix_run;
-  if (request->prefix_run != 0) ++cache->shared[request->prefix_run].refs;
-  if (publish != 0) {
+  into->prefix = publish != 0u ? publish : request->prefix_run;
+  if (request->prefix_run != 0u) {
+    ++cache->shared[request->prefix_run].refs;
+  }
+  if (publish != 0u) {
     shared.state = RUN_FILLING;
     shared.refs = 1;
     shared.tokens = request->prompt_tokens;
@@ -184,20 +239,30 @@ int32_t clb_cache_slot_open(clb_cache* cache, uint32_t slot, const clb_cache_req
 }
 
 int32_t clb_cache_slot_close(clb_cache* cache, uint32_t slot) {
-  if (slot >= cache->slots || !cache->slot[slot].open) return CLB_ERR_STATE;
+  if (slot >= cache->slots || cache->slot[slot].open == 0u) {
+    return CLB_ERR_STATE;
+  }
   clb_cache_slot* of = &cache->slot[slot];
   run_free(cache, &of->own);
-  if (of->copy_from != 0) run_unref(cache, of->copy_from);
-  if (of->prefix != 0) run_unref(cache, of->prefix);
+  if (of->copy_from != 0u) {
+    run_unref(cache, of->copy_from);
+  }
+  if (of->prefix != 0u) {
+    run_unref(cache, of->prefix);
+  }
   (void)memset(of, 0, sizeof *of);
   of->own.extent.node = CLB_POOL_NONE;
   return CLB_OK;
 }
 
 int32_t clb_cache_publish(clb_cache* cache, uint32_t slot) {
-  if (slot >= cache->slots || !cache->slot[slot].open) return CLB_ERR_STATE;
+  if (slot >= cache->slots || cache->slot[slot].open == 0u) {
+    return CLB_ERR_STATE;
+  }
   clb_cache_slot* of = &cache->slot[slot];
-  if (!of->publishes || of->copy_from != 0) return CLB_ERR_STATE;
+  if (of->publishes == 0u || of->copy_from != 0u) {
+    return CLB_ERR_STATE;
+  }
   clb_run* run = &cache->shared[of->prefix];
   CLB_ASSERT(run->state == RUN_FILLING);
   run->state = RUN_PUBLISHED;
@@ -208,8 +273,12 @@ int32_t clb_cache_publish(clb_cache* cache, uint32_t slot) {
 }
 
 int32_t clb_cache_release_run(clb_cache* cache, uint32_t run) {
-  if (run < 1 || run > 2u * cache->slots) return CLB_ERR_ARGUMENT;
-  if (!cache->shared[run].daemon) return CLB_ERR_STATE;
+  if (run < 1u || run > 2u * cache->slots) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (cache->shared[run].daemon == 0u) {
+    return CLB_ERR_STATE;
+  }
   cache->shared[run].daemon = 0;
   run_unref(cache, run);
   return CLB_OK;
@@ -238,10 +307,12 @@ void clb_cache_view(const clb_cache* cache, uint32_t slot, uint32_t layer, clb_k
   CLB_ASSERT(slot < cache->slots);
   CLB_ASSERT(layer < cache->layers);
   const clb_cache_slot* of = &cache->slot[slot];
-  CLB_ASSERT(of->open);
+  CLB_ASSERT(of->open != 0u);
   (void)memset(view, 0, sizeof *view);
-  if (of->prefix != 0) view_prefix(cache, of->prefix, of->prefix_tokens, layer, view);
-  if (of->own.capacity != 0) {
+  if (of->prefix != 0u) {
+    view_prefix(cache, of->prefix, of->prefix_tokens, layer, view);
+  }
+  if (of->own.capacity != 0u) {
     view->own_k = layer_k(cache, &of->own, layer);
     view->own_v = view->own_k + of->own.capacity * layer_half(cache, layer);
     view->own_capacity = of->own.capacity;
@@ -249,21 +320,23 @@ void clb_cache_view(const clb_cache* cache, uint32_t slot, uint32_t layer, clb_k
   view->kv_heads = (uint32_t)((cache->layer_values[layer + 1u] - cache->layer_values[layer]) / 2u / cache->head_dim);
 }
 
-int clb_cache_copy_view(const clb_cache* cache, uint32_t slot, uint32_t layer, clb_kv_view* from, clb_kv_view* to) {
+bool clb_cache_copy_view(const clb_cache* cache, uint32_t slot, uint32_t layer, clb_kv_view* from, clb_kv_view* to) {
   CLB_ASSERT(slot < cache->slots);
   CLB_ASSERT(layer < cache->layers);
   const clb_cache_slot* of = &cache->slot[slot];
-  if (!of->open || of->copy_from == 0) return 0;
+  if (of->open == 0u || of->copy_from == 0u) {
+    return false;
+  }
   clb_cache_view(cache, slot, layer, to);
   *from = *to;
   view_prefix(cache, of->copy_from, of->copy_tokens, layer, from);
-  return 1;
+  return true;
 }
 
 void clb_cache_slot_copied(clb_cache* cache, uint32_t slot) {
   CLB_ASSERT(slot < cache->slots);
   clb_cache_slot* of = &cache->slot[slot];
-  CLB_ASSERT(of->copy_from != 0);
+  CLB_ASSERT(of->copy_from != 0u);
   run_unref(cache, of->copy_from);
   of->copy_from = 0;
   of->copy_tokens = 0;
@@ -282,13 +355,19 @@ static void copy_heads(const clb_cache* cache, const clb_kv_view* from, const cl
 }
 
 int32_t clb_cache_slot_copy(clb_cache* cache, uint32_t slot) {
-  if (slot >= cache->slots || !cache->slot[slot].open) return CLB_ERR_STATE;
-  if (cache->slot[slot].copy_from == 0) return CLB_OK;
-  if (cache->host_base == NULL) return CLB_ERR_STATE;
+  if (slot >= cache->slots || cache->slot[slot].open == 0u) {
+    return CLB_ERR_STATE;
+  }
+  if (cache->slot[slot].copy_from == 0u) {
+    return CLB_OK;
+  }
+  if (cache->host_base == NULL) {
+    return CLB_ERR_STATE;
+  }
   for (uint32_t layer = 0; layer < cache->layers; ++layer) {
     clb_kv_view from;
     clb_kv_view to;
-    const int pending = clb_cache_copy_view(cache, slot, layer, &from, &to);
+    const bool pending = clb_cache_copy_view(cache, slot, layer, &from, &to);
     CLB_ASSERT(pending);
     copy_heads(cache, &from, &to);
   }
@@ -298,7 +377,7 @@ int32_t clb_cache_slot_copy(clb_cache* cache, uint32_t slot) {
 
 uint32_t clb_cache_slot_tokens(const clb_cache* cache, uint32_t slot) {
   CLB_ASSERT(slot < cache->slots);
-  CLB_ASSERT(cache->slot[slot].open);
+  CLB_ASSERT(cache->slot[slot].open != 0u);
   return cache->slot[slot].prefix_tokens + cache->slot[slot].own.capacity;
 }
 
@@ -306,26 +385,34 @@ uint64_t clb_cache_used(const clb_cache* cache) { return cache->pool->tiers[CLB_
 
 /* ------------------------------------------------------------------ check */
 
-static int shared_holds(const clb_cache* cache, uint32_t id) {
+static bool shared_holds(const clb_cache* cache, uint32_t id) {
   const clb_run* run = &cache->shared[id];
   uint32_t refs = run->daemon;
   uint32_t writers = 0;
   for (uint32_t s = 0; s < cache->slots; ++s) {
     const clb_cache_slot* slot = &cache->slot[s];
-    if (slot->prefix == id) ++refs;
-    if (slot->copy_from == id) ++refs;
-    if (slot->prefix == id && slot->publishes) ++writers;
+    if (slot->prefix == id) {
+      ++refs;
+    }
+    if (slot->copy_from == id) {
+      ++refs;
+    }
+    if (slot->prefix == id && slot->publishes != 0u) {
+      ++writers;
+    }
   }
-  if (run->refs != refs) return 0;
+  if (run->refs != refs) {
+    return false;
+  }
   switch (run->state) {
     case RUN_FREE:
-      return refs == 0 && run->capacity == 0 && run->extent.node == CLB_POOL_NONE;
+      return refs == 0u && run->capacity == 0u && run->extent.node == CLB_POOL_NONE;
     case RUN_FILLING:
-      return refs == 1 && writers == 1 && run->daemon == 0 && run->tokens <= run->capacity;
+      return refs == 1u && writers == 1u && run->daemon == 0u && run->tokens <= run->capacity;
     case RUN_PUBLISHED:
-      return refs >= 1 && writers == 0 && run->tokens <= run->capacity;
+      return refs >= 1u && writers == 0u && run->tokens <= run->capacity;
     default:
-      return 0;
+      return false;
   }
 }
 
@@ -336,28 +423,40 @@ int32_t clb_cache_check(const clb_cache* cache) {
   for (uint32_t s = 0; s < cache->slots; ++s) {
     const clb_cache_slot* slot = &cache->slot[s];
     own += slot->own.extent.bytes;
-    if (!slot->open && (slot->own.capacity != 0 || slot->prefix != 0 || slot->copy_from != 0)) return CLB_ERR_INTERNAL;
-    if (slot->prefix == 0 && slot->prefix_tokens != 0) return CLB_ERR_INTERNAL;
+    if (slot->open == 0u && (slot->own.capacity != 0u || slot->prefix != 0u || slot->copy_from != 0u)) {
+      return CLB_ERR_INTERNAL;
+    }
+    if (slot->prefix == 0u && slot->prefix_tokens != 0u) {
+      return CLB_ERR_INTERNAL;
+    }
   }
   for (uint32_t id = 1; id <= 2u * cache->slots; ++id) {
     shared += cache->shared[id].extent.bytes;
-    if (!shared_holds(cache, id)) return CLB_ERR_INTERNAL;
+    if (!shared_holds(cache, id)) {
+      return CLB_ERR_INTERNAL;
+    }
   }
   const clb_pool_tier* tier = &cache->pool->tiers[CLB_TIER_KV];
   if (own != tier->class_bytes[CLB_MEM_OWN_RUN] || shared != tier->class_bytes[CLB_MEM_SHARED_RUN]) {
     return CLB_ERR_INTERNAL;
   }
-  if (own + shared != tier->used) return CLB_ERR_INTERNAL;
+  if (own + shared != tier->used) {
+    return CLB_ERR_INTERNAL;
+  }
   return clb_pool_check(cache->pool);
 }
 
 int32_t clb_cache_close(clb_cache* cache) {
   CLB_ASSERT(cache != NULL);
   for (uint32_t s = 0; s < cache->slots; ++s) {
-    if (cache->slot[s].open) return CLB_ERR_STATE;
+    if (cache->slot[s].open != 0u) {
+      return CLB_ERR_STATE;
+    }
   }
   for (uint32_t id = 1; id <= 2u * cache->slots; ++id) {
-    if (cache->shared[id].daemon) (void)clb_cache_release_run(cache, id);
+    if (cache->shared[id].daemon != 0u) {
+      (void)clb_cache_release_run(cache, id);
+    }
   }
   (void)memset(cache, 0, sizeof *cache);
   return CLB_OK;
@@ -366,8 +465,8 @@ int32_t clb_cache_close(clb_cache* cache) {
 /* ------------------------------------------------- expert dispatch buffers */
 
 /* Place a * b * c 4-byte elements at the next multiple of 64. The limits keep every product below 2^56. */
-static uint64_t place(uint64_t* end, uint64_t a, uint64_t b, uint64_t c) {
-  const uint64_t at = (*end + (ALIGN - 1u)) & ~(uint64_t)(ALIGN - 1u);
+static uint64_t place_array(uint64_t* end, uint64_t a, uint64_t b, uint64_t c) {
+  const uint64_t at = clb_pool_round(*end, ALIGN);
   *end = at + a * b * c * 4u;
   return at;
 }
@@ -376,33 +475,43 @@ int32_t clb_dispatch_plan(const clb_dispatch_config* config, clb_dispatch_layout
   CLB_ASSERT(config != NULL);
   CLB_ASSERT(layout != NULL);
   (void)memset(layout, 0, sizeof *layout);
-  if (config->k_max > CLB_MAX_EXPERTS_PER_TOKEN || config->experts > CLB_MAX_EXPERTS) return CLB_ERR_ARGUMENT;
-  if (config->k_max == 0) return CLB_OK;
-  if (config->tokens < 1 || config->tokens > CLB_DISPATCH_MAX_TOKENS) return CLB_ERR_ARGUMENT;
-  if (config->width > CLB_DISPATCH_MAX_COLS || config->hidden > CLB_DISPATCH_MAX_COLS) return CLB_ERR_ARGUMENT;
+  if (config->k_max > CLB_MAX_EXPERTS_PER_TOKEN || config->experts > CLB_MAX_EXPERTS) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->k_max == 0u) {
+    return CLB_OK;
+  }
+  if (config->tokens < 1u || config->tokens > CLB_DISPATCH_MAX_TOKENS) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->width > CLB_DISPATCH_MAX_COLS || config->hidden > CLB_DISPATCH_MAX_COLS) {
+    return CLB_ERR_ARGUMENT;
+  }
   const uint64_t tokens = config->tokens;
   const uint64_t k = config->k_max;
   uint64_t end = 0;
-  layout->logits = place(&end, tokens, config->experts, 1);
-  layout->indices = place(&end, tokens, k, 1);
-  layout->weights = place(&end, tokens, k, 1);
-  layout->kept = place(&end, tokens, 1, 1);
-  layout->trimmed = place(&end, tokens, 1, 1);
-  layout->dropped = place(&end, tokens, 1, 1);
-  layout->status = place(&end, tokens, 1, 1);
-  layout->counts = place(&end, config->experts, 1, 1);
-  layout->offsets = place(&end, config->experts + 1u, 1, 1);
-  layout->token_list = place(&end, tokens, k, 1);
-  layout->place_list = place(&end, tokens, k, 1);
-  layout->activation = place(&end, tokens, k, config->width);
-  layout->output = place(&end, tokens, k, config->hidden);
-  layout->bytes = place(&end, 0, 0, 0);
+  layout->logits = place_array(&end, tokens, config->experts, 1);
+  layout->indices = place_array(&end, tokens, k, 1);
+  layout->weights = place_array(&end, tokens, k, 1);
+  layout->kept = place_array(&end, tokens, 1, 1);
+  layout->trimmed = place_array(&end, tokens, 1, 1);
+  layout->dropped = place_array(&end, tokens, 1, 1);
+  layout->status = place_array(&end, tokens, 1, 1);
+  layout->counts = place_array(&end, config->experts, 1, 1);
+  layout->offsets = place_array(&end, config->experts + 1u, 1, 1);
+  layout->token_list = place_array(&end, tokens, k, 1);
+  layout->place_list = place_array(&end, tokens, k, 1);
+  layout->activation = place_array(&end, tokens, k, config->width);
+  layout->output = place_array(&end, tokens, k, config->hidden);
+  layout->bytes = place_array(&end, 0, 0, 0);
   return CLB_OK;
 }
 
 int32_t clb_dispatch_open(clb_pool* pool, const clb_dispatch_layout* layout, clb_extent* extent) {
   (void)memset(extent, 0, sizeof *extent);
   extent->node = CLB_POOL_NONE;
-  if (layout->bytes == 0) return CLB_OK;
+  if (layout->bytes == 0u) {
+    return CLB_OK;
+  }
   return clb_pool_alloc(pool, CLB_TIER_TEMP, layout->bytes, ALIGN, CLB_MEM_DISPATCH, extent);
 }

@@ -32,6 +32,7 @@
 #ifndef CLB_CACHE_POOL_H
 #define CLB_CACHE_POOL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "../include/colibri.h"
@@ -143,8 +144,9 @@ int32_t clb_cache_slot_open(clb_cache* cache, uint32_t slot, const clb_cache_req
    other slots. STATE iff the slot is not open or a copy is needed and there is no host_base (then the device copies
    by clb_cache_copy_view and calls clb_cache_slot_copied). O(bytes). */
 int32_t clb_cache_slot_copy(clb_cache* cache, uint32_t slot);
-/* 1 and the source run in from->prefix_* (prefix_tokens of it), destination in to->prefix_*, iff a copy is pending. */
-int clb_cache_copy_view(const clb_cache* cache, uint32_t slot, uint32_t layer, clb_kv_view* from, clb_kv_view* to);
+/* Is a copy pending? Then the source run is in from->prefix_* (prefix_tokens of it), the destination in to->prefix_*.
+ */
+bool clb_cache_copy_view(const clb_cache* cache, uint32_t slot, uint32_t layer, clb_kv_view* from, clb_kv_view* to);
 void clb_cache_slot_copied(clb_cache* cache, uint32_t slot);
 
 /* The slot's prompt is complete: its shared run may be used by others and the daemon holds a reference.

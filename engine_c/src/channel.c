@@ -10,7 +10,7 @@
 
 #include "assert.h"
 
-#define ALIGN 64u
+#define ALIGN UINT64_C(64)
 
 /* Shared words are plain integers in colibri.h, which Python mirrors; these make the accesses atomic. */
 static uint64_t load_acquire(const uint64_t* word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
@@ -26,13 +26,15 @@ const char* clb_status_name(int32_t status) {
                                       "FORMAT", "CHECKSUM", "NOT_FINITE", "MODULE", "UNSUPPORTED",
                                       "FULL",   "STATE",    "NO_TOKEN",   "DEVICE", "INTERNAL"};
   _Static_assert(sizeof names / sizeof names[0] == CLB_ERR_INTERNAL + 1, "one name for each status");
-  if (status < 0 || status > CLB_ERR_INTERNAL) return "UNKNOWN";
+  if (status < 0 || status > CLB_ERR_INTERNAL) {
+    return "UNKNOWN";
+  }
   return names[status];
 }
 
 /* ----------------------------------------------------------------- layout */
 
-static uint64_t align_up(uint64_t bytes) { return (bytes + (ALIGN - 1u)) & ~(uint64_t)(ALIGN - 1u); }
+static uint64_t align_up(uint64_t bytes) { return (bytes + (ALIGN - 1u)) & ~(ALIGN - 1u); }
 
 /* Place `bytes` at *end, move *end behind them. The limits of config keep every sum below 2^50. */
 static uint64_t place(uint64_t* end, uint64_t bytes) {
@@ -43,30 +45,51 @@ static uint64_t place(uint64_t* end, uint64_t bytes) {
 
 static uint32_t next_power_of_two(uint32_t value) {
   uint32_t power = 1;
-  while (power < value)
+  while (power < value) {
     power *= 2;
+  }
   return power;
 }
 
-static int32_t config_valid(const clb_channel_config* config) {
-  if (config->abi_version != CLB_ABI_VERSION || config->struct_bytes != sizeof *config) return CLB_ERR_VERSION;
-  if (config->slots < 1 || config->slots > CLB_MAX_SLOTS) return CLB_ERR_ARGUMENT;
-  if (config->layers < 1 || config->layers > CLB_MAX_LAYERS) return CLB_ERR_ARGUMENT;
-  if (config->vocab_size < 1 || config->vocab_size > CLB_MAX_VOCAB) return CLB_ERR_ARGUMENT;
-  if (config->hidden < 1 || config->hidden > CLB_CHANNEL_MAX_HIDDEN) return CLB_ERR_ARGUMENT;
-  if (config->max_experts > CLB_MAX_EXPERTS) return CLB_ERR_ARGUMENT;
-  if (config->max_seq_len < 1 || config->max_seq_len > CLB_MAX_SEQ_LEN) return CLB_ERR_ARGUMENT;
+static int32_t channel_config_valid(const clb_channel_config* config) {
+  if (config->abi_version != CLB_ABI_VERSION || config->struct_bytes != sizeof *config) {
+    return CLB_ERR_VERSION;
+  }
+  if (config->slots < 1u || config->slots > CLB_MAX_SLOTS) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->layers < 1u || config->layers > CLB_MAX_LAYERS) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->vocab_size < 1u || config->vocab_size > CLB_MAX_VOCAB) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->hidden < 1u || config->hidden > CLB_CHANNEL_MAX_HIDDEN) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->max_experts > CLB_MAX_EXPERTS) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->max_seq_len < 1u || config->max_seq_len > CLB_MAX_SEQ_LEN) {
+    return CLB_ERR_ARGUMENT;
+  }
   const uint32_t records = config->result_records;
-  if (records < 1 || records > CLB_MAX_RESULT_RECORDS || (records & (records - 1)) != 0) return CLB_ERR_ARGUMENT;
+  if (records < 1u || records > CLB_MAX_RESULT_RECORDS || (records & (records - 1u)) != 0u) {
+    return CLB_ERR_ARGUMENT;
+  }
   return CLB_OK;
 }
 
 static uint64_t mask_words(const clb_channel_config* config) { return ((uint64_t)config->vocab_size + 31u) / 32u; }
 
 int32_t clb_channel_plan(const clb_channel_config* config, clb_channel_layout* layout) {
-  if (config == NULL || layout == NULL) return CLB_ERR_ARGUMENT;
-  const int32_t valid = config_valid(config);
-  if (valid != CLB_OK) return valid;
+  if (config == NULL || layout == NULL) {
+    return CLB_ERR_ARGUMENT;
+  }
+  const int32_t valid = channel_config_valid(config);
+  if (valid != CLB_OK) {
+    return valid;
+  }
   clb_channel_layout out = {0};
   out.command_capacity = CLB_COMMAND_CAPACITY;
   out.event_capacity = next_power_of_two(config->slots * (config->result_records + 4u));
@@ -98,10 +121,16 @@ int32_t clb_channel_plan(const clb_channel_config* config, clb_channel_layout* l
 
 int32_t clb_channel_init(void* base, uint64_t bytes, const clb_channel_config* config) {
   clb_channel_layout layout;
-  if (base == NULL || (uintptr_t)base % ALIGN != 0) return CLB_ERR_ARGUMENT;
+  if (base == NULL || (uintptr_t)base % ALIGN != 0u) {
+    return CLB_ERR_ARGUMENT;
+  }
   const int32_t planned = clb_channel_plan(config, &layout);
-  if (planned != CLB_OK) return planned;
-  if (bytes < layout.total_bytes) return CLB_ERR_ARGUMENT;
+  if (planned != CLB_OK) {
+    return planned;
+  }
+  if (bytes < layout.total_bytes) {
+    return CLB_ERR_ARGUMENT;
+  }
   clb_channel_header* header = base;
   header->magic = CLB_CHANNEL_MAGIC;
   header->abi_version = CLB_ABI_VERSION;
@@ -111,27 +140,51 @@ int32_t clb_channel_init(void* base, uint64_t bytes, const clb_channel_config* c
   return CLB_OK;
 }
 
+static bool config_same(const clb_channel_config* a, const clb_channel_config* b) {
+  return a->slots == b->slots && a->layers == b->layers && a->vocab_size == b->vocab_size && a->hidden == b->hidden &&
+         a->max_experts == b->max_experts && a->max_seq_len == b->max_seq_len &&
+         a->result_records == b->result_records && a->reserved == b->reserved;
+}
+
 int32_t clb_channel_check(const void* base, uint64_t bytes, const clb_channel_config* config) {
   clb_channel_layout layout;
-  if (base == NULL || (uintptr_t)base % ALIGN != 0) return CLB_ERR_ARGUMENT;
+  if (base == NULL || (uintptr_t)base % ALIGN != 0u) {
+    return CLB_ERR_ARGUMENT;
+  }
   const int32_t planned = clb_channel_plan(config, &layout);
-  if (planned != CLB_OK) return planned;
-  if (bytes < layout.total_bytes) return CLB_ERR_ARGUMENT;
+  if (planned != CLB_OK) {
+    return planned;
+  }
+  if (bytes < layout.total_bytes) {
+    return CLB_ERR_ARGUMENT;
+  }
   const clb_channel_header* header = base;
-  if (header->magic != CLB_CHANNEL_MAGIC || header->abi_version != CLB_ABI_VERSION) return CLB_ERR_VERSION;
-  if (header->total_bytes != layout.total_bytes) return CLB_ERR_ARGUMENT;
-  if (memcmp(&header->config, config, sizeof *config) != 0) return CLB_ERR_ARGUMENT;
+  if (header->magic != CLB_CHANNEL_MAGIC || header->abi_version != CLB_ABI_VERSION) {
+    return CLB_ERR_VERSION;
+  }
+  if (header->total_bytes != layout.total_bytes) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (!config_same(&header->config, config)) {
+    return CLB_ERR_ARGUMENT;
+  }
   return CLB_OK;
 }
 
 /* The daemon's functions get only the base: the layout follows from the header, taken once and checked again. */
 static int32_t layout_of(const void* base, clb_channel_config* config, clb_channel_layout* layout) {
-  if (base == NULL || (uintptr_t)base % ALIGN != 0) return CLB_ERR_ARGUMENT;
+  if (base == NULL || (uintptr_t)base % ALIGN != 0u) {
+    return CLB_ERR_ARGUMENT;
+  }
   const clb_channel_header* header = base;
-  if (header->magic != CLB_CHANNEL_MAGIC || header->abi_version != CLB_ABI_VERSION) return CLB_ERR_VERSION;
+  if (header->magic != CLB_CHANNEL_MAGIC || header->abi_version != CLB_ABI_VERSION) {
+    return CLB_ERR_VERSION;
+  }
   *config = header->config;
   const int32_t planned = clb_channel_plan(config, layout);
-  if (planned != CLB_OK) return planned;
+  if (planned != CLB_OK) {
+    return planned;
+  }
   return layout->total_bytes == header->total_bytes ? CLB_OK : CLB_ERR_VERSION;
 }
 
@@ -166,14 +219,22 @@ static void* ring_entry(const clb_ring* ring, uint64_t index, size_t entry_bytes
 int32_t clb_command_push(void* base, const clb_command* commands, uint32_t count) {
   clb_channel_config config;
   clb_channel_layout layout;
-  if (commands == NULL && count > 0) return CLB_ERR_ARGUMENT;
+  if (commands == NULL && count > 0u) {
+    return CLB_ERR_ARGUMENT;
+  }
   const int32_t found = layout_of(base, &config, &layout);
-  if (found != CLB_OK) return found;
+  if (found != CLB_OK) {
+    return found;
+  }
   const clb_ring ring = ring_at(base, layout.command_ring, layout.command_capacity);
   const uint64_t head = load_acquire(ring.head);
   const uint64_t waiting = ring_distance(head, load_acquire(ring.tail), ring.capacity);
-  if (waiting == UINT64_MAX) return CLB_ERR_INTERNAL;
-  if (count > ring.capacity - waiting) return CLB_ERR_FULL;
+  if (waiting == UINT64_MAX) {
+    return CLB_ERR_INTERNAL;
+  }
+  if (count > ring.capacity - waiting) {
+    return CLB_ERR_FULL;
+  }
   for (uint32_t i = 0; i < count; ++i) {
     (void)memcpy(ring_entry(&ring, head + i, sizeof(clb_command)), &commands[i], sizeof(clb_command));
   }
@@ -184,11 +245,15 @@ int32_t clb_command_push(void* base, const clb_command* commands, uint32_t count
 uint32_t clb_event_pop(void* base, clb_event* events, uint32_t max) {
   clb_channel_config config;
   clb_channel_layout layout;
-  if (events == NULL || layout_of(base, &config, &layout) != CLB_OK) return 0;
+  if (events == NULL || layout_of(base, &config, &layout) != CLB_OK) {
+    return 0;
+  }
   const clb_ring ring = ring_at(base, layout.event_ring, layout.event_capacity);
   const uint64_t tail = load_acquire(ring.tail);
   const uint64_t waiting = ring_distance(load_acquire(ring.head), tail, ring.capacity);
-  if (waiting == UINT64_MAX) return 0;
+  if (waiting == UINT64_MAX) {
+    return 0;
+  }
   const uint32_t count = waiting < max ? (uint32_t)waiting : max;
   for (uint32_t i = 0; i < count; ++i) {
     (void)memcpy(&events[i], ring_entry(&ring, tail + i, sizeof(clb_event)), sizeof(clb_event));
@@ -201,10 +266,16 @@ int32_t clb_result_advance(void* base, uint32_t slot, uint64_t tail) {
   clb_channel_config config;
   clb_channel_layout layout;
   const int32_t found = layout_of(base, &config, &layout);
-  if (found != CLB_OK) return found;
-  if (slot >= config.slots) return CLB_ERR_ARGUMENT;
+  if (found != CLB_OK) {
+    return found;
+  }
+  if (slot >= config.slots) {
+    return CLB_ERR_ARGUMENT;
+  }
   clb_result* result = (clb_result*)(void*)((uint8_t*)base + layout.results + slot * layout.result_stride);
-  if (tail > load_acquire(&result->head) || tail < load_acquire(&result->tail)) return CLB_ERR_ARGUMENT;
+  if (tail > load_acquire(&result->head) || tail < load_acquire(&result->tail)) {
+    return CLB_ERR_ARGUMENT;
+  }
   store_release(&result->tail, tail);
   return CLB_OK;
 }
@@ -215,8 +286,9 @@ uint32_t clb_channel_stats(const void* base, clb_stats* stats) {
   if (stats != NULL) {
     const uint64_t* from = (const uint64_t*)(const void*)&header->stats;
     uint64_t* to = (uint64_t*)(void*)stats;
-    for (size_t i = 0; i < sizeof *stats / sizeof *to; ++i)
+    for (size_t i = 0; i < sizeof *stats / sizeof *to; ++i) {
       to[i] = __atomic_load_n(&from[i], __ATOMIC_RELAXED);
+    }
   }
   return __atomic_load_n(&header->phase, __ATOMIC_ACQUIRE);
 }
@@ -227,7 +299,9 @@ int32_t clb_channel_attach(clb_channel* channel, void* base, uint64_t bytes, con
   CLB_ASSERT(channel != NULL);
   (void)memset(channel, 0, sizeof *channel);
   const int32_t checked = clb_channel_check(base, bytes, config);
-  if (checked != CLB_OK) return checked;
+  if (checked != CLB_OK) {
+    return checked;
+  }
   channel->base = base;
   channel->config = *config;
   const int32_t planned = clb_channel_plan(config, &channel->layout);
@@ -246,8 +320,12 @@ uint32_t clb_channel_pending(const clb_channel* channel) {
 uint32_t clb_channel_pop_command(clb_channel* channel, clb_command* command) {
   const clb_ring ring = ring_at(channel->base, channel->layout.command_ring, channel->layout.command_capacity);
   const uint64_t waiting = ring_distance(load_acquire(ring.head), channel->command_tail, ring.capacity);
-  if (waiting == UINT64_MAX) channel->broken = 1;
-  if (waiting == UINT64_MAX || waiting == 0) return 0;
+  if (waiting == UINT64_MAX) {
+    channel->broken = 1;
+  }
+  if (waiting == UINT64_MAX || waiting == 0u) {
+    return 0;
+  }
   (void)memcpy(command, ring_entry(&ring, channel->command_tail, sizeof *command), sizeof *command);
   ++channel->command_tail;
   store_release(ring.tail, channel->command_tail);
@@ -257,8 +335,12 @@ uint32_t clb_channel_pop_command(clb_channel* channel, clb_command* command) {
 int32_t clb_channel_push_event(clb_channel* channel, const clb_event* event) {
   const clb_ring ring = ring_at(channel->base, channel->layout.event_ring, channel->layout.event_capacity);
   const uint64_t waiting = ring_distance(channel->event_head, load_acquire(ring.tail), ring.capacity);
-  if (waiting == UINT64_MAX) channel->broken = 1;
-  if (waiting == UINT64_MAX || waiting == ring.capacity) return CLB_ERR_FULL;
+  if (waiting == UINT64_MAX) {
+    channel->broken = 1;
+  }
+  if (waiting == UINT64_MAX || waiting == ring.capacity) {
+    return CLB_ERR_FULL;
+  }
   (void)memcpy(ring_entry(&ring, channel->event_head, sizeof *event), event, sizeof *event);
   ++channel->event_head;
   store_release(ring.head, channel->event_head);
@@ -337,14 +419,18 @@ uint64_t clb_channel_room(clb_channel* channel, uint32_t slot) {
   const clb_result* result = clb_channel_result(channel, slot);
   const uint64_t capacity = channel->config.result_records;
   const uint64_t unread = ring_distance(channel->record_head[slot], load_acquire(&result->tail), capacity);
-  if (unread == UINT64_MAX) channel->broken = 1;
+  if (unread == UINT64_MAX) {
+    channel->broken = 1;
+  }
   return unread == UINT64_MAX ? 0u : capacity - unread;
 }
 
-int clb_channel_has_room(clb_channel* channel, uint32_t slot) { return clb_channel_room(channel, slot) > 0u; }
+bool clb_channel_has_room(clb_channel* channel, uint32_t slot) { return clb_channel_room(channel, slot) > 0u; }
 
 clb_record* clb_channel_record(clb_channel* channel, uint32_t slot) {
-  if (!clb_channel_has_room(channel, slot)) return NULL;
+  if (!clb_channel_has_room(channel, slot)) {
+    return NULL;
+  }
   const uint64_t index = channel->record_head[slot] & (channel->config.result_records - 1u);
   clb_record* records = (clb_record*)(void*)result_at(channel, slot, channel->layout.result_records);
   return &records[index];
@@ -352,7 +438,8 @@ clb_record* clb_channel_record(clb_channel* channel, uint32_t slot) {
 
 uint64_t clb_channel_commit(clb_channel* channel, uint32_t slot) {
   clb_result* result = clb_channel_result(channel, slot);
-  const uint64_t index = channel->record_head[slot]++;
+  const uint64_t index = channel->record_head[slot];
+  channel->record_head[slot] = index + 1u;
   store_release(&result->head, index + 1u);
   return index;
 }
@@ -376,6 +463,7 @@ void clb_channel_set_loaded(clb_channel* channel, uint64_t loaded_bytes) {
 void clb_channel_set_stats(clb_channel* channel, const clb_stats* stats) {
   const uint64_t* from = (const uint64_t*)(const void*)stats;
   uint64_t* to = (uint64_t*)(void*)&header_of(channel)->stats;
-  for (size_t i = 0; i < sizeof *stats / sizeof *to; ++i)
+  for (size_t i = 0; i < sizeof *stats / sizeof *to; ++i) {
     store_relaxed(&to[i], from[i]);
+  }
 }

@@ -20,6 +20,7 @@
 #ifndef CLB_CHANNEL_H
 #define CLB_CHANNEL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "../include/colibri.h"
@@ -60,7 +61,7 @@ void clb_channel_slot_open(clb_channel* channel, uint32_t slot, uint64_t generat
  */
 uint64_t clb_channel_room(clb_channel* channel, uint32_t slot);
 /* 1 iff the slot's ring has room for a record. */
-int clb_channel_has_room(clb_channel* channel, uint32_t slot);
+bool clb_channel_has_room(clb_channel* channel, uint32_t slot);
 /* Where the next record goes; NULL iff there is no room. Visible to the daemon after commit, which returns the index
    of the record since open (the event's `record`). */
 clb_record* clb_channel_record(clb_channel* channel, uint32_t slot);

@@ -15,7 +15,7 @@ enum { KNOWN_FLAGS = CLB_REQ_LOGPROBS | CLB_REQ_PROMPT_LOGPROBS | CLB_REQ_MASKED
 /* Answers a command that opened nothing. */
 static void refuse(clb_engine* engine, const clb_command* command, int32_t status) {
   clb_event event;
-  memset(&event, 0, sizeof event);
+  (void)memset(&event, 0, sizeof event);
   event.kind = CLB_EVENT_FAILED;
   event.slot = command->slot;
   event.generation = command->generation;
@@ -26,12 +26,12 @@ static void refuse(clb_engine* engine, const clb_command* command, int32_t statu
 
 /* The numbers of the head that say how much follows, and those that the sampler does not check. */
 static int32_t check_head(const clb_engine* engine, const clb_request* request, uint64_t generation) {
-  const uint32_t max_runs = 2 * engine->config.channel.slots;
+  const uint32_t max_runs = 2u * engine->config.channel.slots;
   const uint32_t max_seq_len = engine->config.channel.max_seq_len;
-  if (request->generation != generation || (request->flags & ~(uint32_t)KNOWN_FLAGS) != 0) {
+  if (request->generation != generation || (request->flags & ~(uint32_t)KNOWN_FLAGS) != 0u) {
     return CLB_ERR_ARGUMENT;
   }
-  if (request->prompt_tokens == 0 || request->prompt_tokens > max_seq_len ||
+  if (request->prompt_tokens == 0u || request->prompt_tokens > max_seq_len ||
       request->max_tokens > max_seq_len - request->prompt_tokens) {
     return CLB_ERR_ARGUMENT;
   }
@@ -40,7 +40,7 @@ static int32_t check_head(const clb_engine* engine, const clb_request* request, 
     return CLB_ERR_ARGUMENT;
   }
   if (request->prefix_run > max_runs || request->publish_run > max_runs ||
-      (request->prefix_run == 0) != (request->prefix_tokens == 0)) {
+      (request->prefix_run == 0u) != (request->prefix_tokens == 0u)) {
     return CLB_ERR_ARGUMENT;
   }
   return request->prefix_tokens < request->prompt_tokens ? CLB_OK : CLB_ERR_ARGUMENT;
@@ -58,7 +58,7 @@ static int32_t check_arrays(const clb_engine* engine, const clb_slot* slot) {
     bad |= policy->k > desc->experts_per_token ? 1u : 0u;
     bad |= policy->threshold >= 0.0f && policy->threshold <= 1.0f ? 0u : 1u; /* NaN is bad */
   }
-  if (bad != 0) {
+  if (bad != 0u) {
     return CLB_ERR_ARGUMENT;
   }
   return clb_sampler_check(request, slot->bias, slot->stops, engine->model.vocab_size);
@@ -68,15 +68,15 @@ static int32_t check_arrays(const clb_engine* engine, const clb_slot* slot) {
 static int32_t take_request(clb_engine* engine, uint32_t index, uint64_t generation) {
   clb_slot* const slot = &engine->slots[index];
   const clb_channel* const channel = &engine->channel;
-  memcpy(&slot->request, clb_channel_request(channel, index), sizeof slot->request);
+  (void)memcpy(&slot->request, clb_channel_request(channel, index), sizeof slot->request);
   const int32_t status = check_head(engine, &slot->request, generation);
   if (status != CLB_OK) {
     return status;
   }
-  memcpy(slot->prompt, clb_channel_tokens(channel, index), slot->request.prompt_tokens * sizeof slot->prompt[0]);
-  memcpy(slot->bias, clb_channel_bias(channel, index), slot->request.bias_count * sizeof slot->bias[0]);
-  memcpy(slot->stops, clb_channel_stops(channel, index), slot->request.stop_count * sizeof slot->stops[0]);
-  memcpy(slot->policy, clb_channel_policy(channel, index), engine->model.layers * sizeof slot->policy[0]);
+  (void)memcpy(slot->prompt, clb_channel_tokens(channel, index), slot->request.prompt_tokens * sizeof slot->prompt[0]);
+  (void)memcpy(slot->bias, clb_channel_bias(channel, index), slot->request.bias_count * sizeof slot->bias[0]);
+  (void)memcpy(slot->stops, clb_channel_stops(channel, index), slot->request.stop_count * sizeof slot->stops[0]);
+  (void)memcpy(slot->policy, clb_channel_policy(channel, index), engine->model.layers * sizeof slot->policy[0]);
   return check_arrays(engine, slot);
 }
 
@@ -101,14 +101,15 @@ static void command_open(clb_engine* engine, const clb_command* command) {
   slot->assignments = 0;
   slot->trimmed = 0;
   slot->dropped = 0;
-  slot->needs_counts = clb_sampler_needs_counts(&slot->request) != 0 ? 1u : 0u;
-  if (slot->needs_counts != 0) {
+  slot->needs_counts = clb_sampler_needs_counts(&slot->request) ? 1u : 0u;
+  if (slot->needs_counts != 0u) {
     clb_sampler_reset(slot->counts, engine->model.vocab_size, slot->prompt, slot->request.prompt_tokens);
   }
   clb_channel_result(&engine->channel, command->slot)->cached_tokens = slot->request.prefix_tokens;
   slot->state = CLB_SLOT_WAITING;
   CLB_ASSERT(engine->order_count < CLB_MAX_SLOTS);
-  engine->order[engine->order_count++] = command->slot;
+  engine->order[engine->order_count] = command->slot;
+  engine->order_count++;
 }
 
 static void command_prefill(clb_engine* engine, const clb_command* command) {
@@ -123,7 +124,7 @@ static void command_prefill(clb_engine* engine, const clb_command* command) {
 
 static void command_close(clb_engine* engine, const clb_command* command) {
   clb_event event;
-  memset(&event, 0, sizeof event);
+  (void)memset(&event, 0, sizeof event);
   event.kind = CLB_EVENT_CLOSED;
   event.slot = command->slot;
   event.generation = command->generation;
@@ -197,8 +198,8 @@ static void open_waiting(clb_engine* engine) {
 void clb_apply_commands(clb_engine* engine) {
   clb_command command;
   /* Bounded by what waits now, so that a flood of commands cannot keep a step from running. */
-  for (uint32_t left = clb_channel_pending(&engine->channel); left > 0; left--) {
-    if (clb_channel_pop_command(&engine->channel, &command) == 0) {
+  for (uint32_t left = clb_channel_pending(&engine->channel); left > 0u; left--) {
+    if (clb_channel_pop_command(&engine->channel, &command) == 0u) {
       break;
     }
     apply(engine, &command);

@@ -28,7 +28,7 @@ typedef uint64_t clb_device_addr; /* address in device memory, or of mapped host
 
 /* A launch follows its predecessor in the stream. PROGRAMMATIC: it may begin before the predecessor ended;
    its kernel must execute griddepcontrol.wait before it touches anything that the predecessor writes. */
-typedef enum clb_edge { CLB_EDGE_FULL = 0, CLB_EDGE_PROGRAMMATIC = 1 } clb_edge;
+enum { CLB_EDGE_FULL = 0, CLB_EDGE_PROGRAMMATIC = 1 }; /* clb_edge */
 
 typedef struct clb_launch {
   void* function;        /* a kernel with exactly one parameter, an argument struct of abi.h */

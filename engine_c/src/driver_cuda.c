@@ -72,7 +72,9 @@ static int32_t cuda_launch(clb_driver* driver, void* stream, const clb_launch* l
   config.shared_bytes = launch->shared_bytes;
   config.stream = stream;
   config.attributes = &attribute;
-  config.attribute_count = (launch->edge == (uint32_t)CLB_EDGE_PROGRAMMATIC) ? 1u : 0u;
+  if (launch->edge == CLB_EDGE_PROGRAMMATIC) {
+    config.attribute_count = 1;
+  }
   /* libcuda takes void*; it copies cuFuncGetParamInfo's size and writes nothing. */
   (void)memcpy(&parameters[0], &launch->args, sizeof parameters[0]);
   CLB_ENTRY(driver, clb_cu_launch_kernel_ex, cuLaunchKernelEx, launch_kernel);

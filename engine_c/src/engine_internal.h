@@ -30,17 +30,17 @@
 #include "step.h"
 #include "threads.h"
 
-typedef enum clb_slot_state {
+enum {
   CLB_SLOT_FREE = 0,
   CLB_SLOT_WAITING = 1, /* for KV memory */
   CLB_SLOT_PROMPT = 2,  /* prompt tokens are left to compute */
   CLB_SLOT_DECODE = 3
-} clb_slot_state;
+}; /* clb_slot_state */
 
 #define CLB_NO_POSITION UINT32_MAX
 #define CLB_FIXED_NODES 16u /* pool nodes of a tier whose blocks stay from open to close */
 
-typedef enum clb_built { CLB_BUILT_NOTHING = 0, CLB_BUILT_POOL = 1, CLB_BUILT_CACHE = 2 } clb_built;
+enum { CLB_BUILT_NOTHING = 0, CLB_BUILT_POOL = 1, CLB_BUILT_CACHE = 2 }; /* clb_built */
 
 typedef struct clb_slot {
   clb_request request;       /* private, checked copy */
@@ -138,10 +138,8 @@ void clb_push_event(clb_engine* engine, const clb_event* event);
 void clb_slot_release(clb_engine* engine, uint32_t slot);
 /* Releases the slot and tells why. */
 void clb_slot_fail(clb_engine* engine, uint32_t slot, int32_t status);
-/* After a prefill step of `count` rows: prompt records, first tokens, ends. */
-void clb_finish_prefill(clb_engine* engine, uint32_t count);
-/* After a decode step of `count` rows: one token per row. */
-void clb_finish_decode(clb_engine* engine, uint32_t count);
+/* After a step of `prompt_rows` rows of prompts, then `decode_rows` of decoding slots: prompt records, tokens, ends. */
+void clb_finish_step(clb_engine* engine, uint32_t prompt_rows, uint32_t decode_rows);
 /* 1 iff output position `slot.generated` may be sampled now: the record ring has room and its mask is there. */
 int clb_slot_may_sample(clb_engine* engine, uint32_t slot);
 

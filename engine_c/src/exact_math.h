@@ -15,7 +15,7 @@
 #ifdef __CUDACC__
 #define CLB_EXACT static __device__ __forceinline__
 #else
-#include <string.h>
+#include "../cpu/number.h"
 #define CLB_EXACT static inline
 #endif
 
@@ -48,21 +48,22 @@ CLB_EXACT float clb_exact_pow2(int32_t n) {
 #ifdef __CUDACC__
   return __int_as_float((n + 127) * 8388608);
 #else
-  const uint32_t bits = (uint32_t)(n + 127) << 23;
-  float value;
-  (void)memcpy(&value, &bits, sizeof value);
-  return value;
+  return clb_float_of_bits(((uint32_t)n + 127u) << 23);
 #endif
 }
 
-CLB_EXACT float clb_exact_exp(float x) {
+CLB_EXACT float clb_exact_exp(float value) {
   const float round = 12582912.0f; /* 1.5 * 2^23: adding it rounds to the nearest integer */
+  const float x = value > 87.0f ? 87.0f : value;
   float n;
   float r;
   float p;
-  if (x < -87.0f) return 0.0f;
-  if (x != x) return x;
-  if (x > 87.0f) x = 87.0f;
+  if (value < -87.0f) {
+    return 0.0f;
+  }
+  if (value != value) {
+    return value;
+  }
   n = clb_exact_add(clb_exact_add(clb_exact_mul(x, 1.44269504f), round), -round);
   /* r = x - n ln 2 in two steps: the high part has few bits, so its product with n is exact */
   r = clb_exact_add(x, clb_exact_mul(n, -0.693359375f));

@@ -1,19 +1,21 @@
 /*
  * loop.c: receive, plan, step, fan out.
  *
- *   turn   commands -> at most one prefill step -> one decode step -> eventfd and counters
+ *   turn   commands -> one step: chunks of prompts and a token of every decoding slot -> eventfd and counters
  *   run    turns until MAIL_STOP or a fault; with nothing to do it spins 50 us, then sleeps in poll
  *
- * A prefill step takes, oldest request first, from each slot the tokens up to its next chunk border; a chunk
- * that does not fit into the step any more waits, and so do the younger ones. Borders are multiples of
+ * Prompt rows and decode rows share the step, so that each weight is read once for both; a row's result does not
+ * depend on it. Prompts: oldest request first, from each slot the tokens up to its next chunk border, up to
+ * prefill_tokens in all; a chunk that does not fit any more waits, and so do the younger ones. While nobody decodes,
+ * whose pace a long step would break, a prompt may have several chunks in a step. Borders are multiples of
  * prefill_chunk in the request's own positions, so they do not depend on company.
  */
-#define _POSIX_C_SOURCE 200809L
 #include <poll.h>
-#include <time.h>
+#include <stdbool.h>
 #include <unistd.h>
 
 #include "assert.h"
+#include "clock.h"
 #include "engine_internal.h"
 #include "float_mode.h"
 
@@ -27,46 +29,73 @@ static void add_row(clb_engine* engine, uint32_t index, uint32_t slot, uint32_t 
   engine->buffers.rows[index] = (clb_step_row){.slot = slot, .position = position, .token = token};
 }
 
-/* Where the slot's next chunk ends; `computed` when nothing may run. */
-static uint32_t chunk_end(clb_engine* engine, uint32_t slot) {
+/* Where the chunk ends that begins at prompt position `begin`; `begin` when it may not run. */
+static uint32_t chunk_end(clb_engine* engine, uint32_t slot, uint32_t begin) {
   const clb_slot* const s = &engine->slots[slot];
   const uint32_t chunk = engine->config.prefill_chunk;
-  const uint32_t border = s->computed - s->computed % chunk + chunk;
+  const uint32_t border = begin - begin % chunk + chunk;
   const uint32_t end = border < s->request.prompt_tokens ? border : s->request.prompt_tokens;
   if (end > s->asked) {
-    return s->computed; /* whole chunks only: the rest was not asked for yet */
+    return begin; /* whole chunks only: the rest was not asked for yet */
   }
-  if (end == s->request.prompt_tokens && s->request.max_tokens > 0 && !clb_slot_may_sample(engine, slot)) {
-    return s->computed; /* the last chunk samples the first token, whose mask is late */
+  if (end == s->request.prompt_tokens && s->request.max_tokens > 0u && !clb_slot_may_sample(engine, slot)) {
+    return begin; /* the last chunk samples the first token, whose mask is late */
   }
   return end;
 }
 
-static uint32_t plan_prefill(clb_engine* engine) {
+static uint32_t decoding_slots(const clb_engine* engine) {
   uint32_t count = 0;
   for (uint32_t i = 0; i < engine->order_count; ++i) {
-    const uint32_t slot = engine->order[i];
-    const clb_slot* const s = &engine->slots[slot];
-    if (s->state != CLB_SLOT_PROMPT) {
-      continue;
-    }
-    const uint32_t end = chunk_end(engine, slot);
-    if (end - s->computed > engine->config.prefill_tokens - count) {
+    count += engine->slots[engine->order[i]].state == CLB_SLOT_DECODE ? 1u : 0u;
+  }
+  return count;
+}
+
+/* Rows of the slot's next chunk, or chunks, behind the `count` rows that are planned already; *full is set when one
+   does not fit. Returns how many rows there are then. */
+static uint32_t add_chunks(clb_engine* engine, uint32_t slot, uint32_t count, int several, int* full) {
+  const clb_slot* const s = &engine->slots[slot];
+  uint32_t position = s->computed;
+  uint32_t rows = count;
+  while (position < s->request.prompt_tokens) {
+    const uint32_t end = chunk_end(engine, slot, position);
+    *full = end - position > engine->config.prefill_tokens - rows;
+    if (end == position || *full) {
       break;
     }
-    for (uint32_t position = s->computed; position < end; ++position) {
-      add_row(engine, count++, slot, position, s->prompt[position]);
+    for (; position < end; ++position) {
+      add_row(engine, rows, slot, position, s->prompt[position]);
+      ++rows;
+    }
+    if (!several) {
+      break;
+    }
+  }
+  return rows;
+}
+
+static uint32_t plan_prefill(clb_engine* engine) {
+  const int several = decoding_slots(engine) == 0u;
+  uint32_t count = 0;
+  int full = 0;
+  for (uint32_t i = 0; i < engine->order_count && !full; ++i) {
+    const uint32_t slot = engine->order[i];
+    if (engine->slots[slot].state == CLB_SLOT_PROMPT) {
+      count = add_chunks(engine, slot, count, several, &full);
     }
   }
   return count;
 }
 
-static uint32_t plan_decode(clb_engine* engine) {
+/* Rows behind the `before` rows of the step that are planned already. Returns how many. */
+static uint32_t plan_decode(clb_engine* engine, uint32_t before) {
   uint32_t count = 0;
   for (uint32_t slot = 0; slot < engine->config.channel.slots; ++slot) {
     const clb_slot* const s = &engine->slots[slot];
     if (s->state == CLB_SLOT_DECODE && clb_slot_may_sample(engine, slot)) {
-      add_row(engine, count++, slot, s->request.prompt_tokens + s->generated - 1, s->last_token);
+      add_row(engine, before + count, slot, s->request.prompt_tokens + s->generated - 1u, s->last_token);
+      ++count;
     }
   }
   return count;
@@ -83,7 +112,7 @@ static void publish(clb_engine* engine) {
   engine->stats.kv_bytes_used = clb_cache_used(&engine->cache);
   engine->stats.allocations_after_open = blocks_taken_since_open(engine);
   clb_channel_set_stats(&engine->channel, &engine->stats);
-  if (engine->events_pushed > 0 && engine->config.event_fd >= 0) {
+  if (engine->events_pushed > 0u && engine->config.event_fd >= 0) {
     const uint64_t one = 1;
     if (write(engine->config.event_fd, &one, sizeof one) != (ssize_t)sizeof one) {
       engine->fault = CLB_ERR_INTERNAL; /* an eventfd takes a 1 unless nobody ever reads it */
@@ -97,18 +126,13 @@ int32_t clb_engine_turn(clb_engine* engine, uint32_t* worked) {
   *worked = 0;
   clb_apply_commands(engine);
   const uint32_t prompt_rows = plan_prefill(engine);
-  if (prompt_rows > 0) {
-    clb_step_forward(engine, prompt_rows);
-    clb_finish_prefill(engine, prompt_rows);
+  const uint32_t decode_rows = plan_decode(engine, prompt_rows);
+  if (prompt_rows + decode_rows > 0u) {
+    clb_step_forward(engine, prompt_rows + decode_rows);
+    clb_finish_step(engine, prompt_rows, decode_rows);
     *worked = 1;
   }
-  const uint32_t decode_rows = plan_decode(engine);
-  if (decode_rows > 0) {
-    clb_step_forward(engine, decode_rows);
-    clb_finish_decode(engine, decode_rows);
-    *worked = 1;
-  }
-  if (engine->channel.broken != 0) {
+  if (engine->channel.broken != 0u) {
     engine->fault = CLB_ERR_INTERNAL; /* the other side's index left its range: nothing it says can be trusted */
   }
   publish(engine);
@@ -116,32 +140,26 @@ int32_t clb_engine_turn(clb_engine* engine, uint32_t* worked) {
   return engine->fault;
 }
 
-static uint64_t now_ns(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-static int something_waits(clb_engine* engine) {
-  return clb_channel_pending(&engine->channel) > 0 || atomic_load_explicit(&engine->mail, memory_order_acquire) != 0;
+static bool something_waits(clb_engine* engine) {
+  return clb_channel_pending(&engine->channel) > 0u || atomic_load_explicit(&engine->mail, memory_order_acquire) != 0u;
 }
 
 /* A slot could go on if the daemon read its records or wrote its mask. */
-static int somebody_blocked(const clb_engine* engine) {
+static bool somebody_blocked(const clb_engine* engine) {
   for (uint32_t i = 0; i < engine->order_count; ++i) {
     const clb_slot* const s = &engine->slots[engine->order[i]];
     if (s->state == CLB_SLOT_DECODE) {
-      return 1;
+      return true;
     }
   }
-  return 0;
+  return false;
 }
 
 /* Returns when there may be something to do, after a second at the latest. */
 static void wait_for_work(clb_engine* engine) {
-  const uint64_t start = now_ns();
-  const int blocked = somebody_blocked(engine);
-  while (!blocked && now_ns() - start < SPIN_NS) {
+  const uint64_t start = clb_clock_ns();
+  const bool blocked = somebody_blocked(engine);
+  while (!blocked && clb_clock_ns() - start < SPIN_NS) {
     if (something_waits(engine)) {
       return;
     }
@@ -157,7 +175,7 @@ static void wait_for_work(clb_engine* engine) {
 
 static void idle(clb_engine* engine, uint64_t* last_beat) {
   wait_for_work(engine);
-  const uint64_t now = now_ns();
+  const uint64_t now = clb_clock_ns();
   if (now - *last_beat >= 1000000000u) {
     *last_beat = now;
     engine->stats.progress++;
@@ -173,11 +191,11 @@ int32_t clb_engine_run(clb_engine* engine) {
   for (;;) {
     uint32_t worked = 0;
     const uint32_t mail = atomic_exchange_explicit(&engine->mail, 0, memory_order_acq_rel);
-    if ((mail & (1u << CLB_MAIL_STOP)) != 0) {
+    if ((mail & (1u << CLB_MAIL_STOP)) != 0u) {
       clb_channel_set_phase(&engine->channel, CLB_PHASE_STOPPED);
       return CLB_OK;
     }
-    if ((mail & (1u << CLB_MAIL_CHECK)) != 0) {
+    if ((mail & (1u << CLB_MAIL_CHECK)) != 0u) {
       clb_error error;
       engine->fault = clb_engine_check(engine, &error);
     }
@@ -186,7 +204,7 @@ int32_t clb_engine_run(clb_engine* engine) {
       clb_channel_set_phase(&engine->channel, CLB_PHASE_FAILED);
       return status;
     }
-    if (worked == 0) {
+    if (worked == 0u) {
       idle(engine, &last_beat);
     }
   }

@@ -14,11 +14,11 @@
 #define CLB_MAP_MIN_ALIGNMENT 4096u
 #define CLB_MAP_MAX_ALIGNMENT 1073741824u
 
-typedef enum clb_map_kind {
+enum {
   CLB_MAP_SMALL = 0,   /* ordinary pages */
   CLB_MAP_ADVISED = 1, /* ordinary mapping, transparent huge pages were asked for and the kernel said yes */
   CLB_MAP_HUGE = 2     /* 2 MiB pages of the huge page pool */
-} clb_map_kind;
+}; /* clb_map_kind */
 
 typedef struct clb_map {
   void* base;     /* NULL = nothing is mapped; a multiple of alignment */

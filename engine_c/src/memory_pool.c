@@ -14,15 +14,11 @@
 
 enum { NODE_SPARE = 0, NODE_FREE = 1, NODE_USED = 2 };
 
-static const char* const class_names[CLB_MEM_CLASS_COUNT] = {"dense",    "expert", "own run", "shared run",
-                                                             "dispatch", "step",   "stack",   "other"};
-static const char* const tier_names[CLB_TIER_COUNT] = {"weights", "kv", "temp"};
-
-static int is_power_of_two(uint64_t value) { return value != 0 && (value & (value - 1)) == 0; }
+static bool is_power_of_two(uint64_t value) { return value != 0u && (value & (value - 1u)) == 0u; }
 
 uint64_t clb_pool_round(uint64_t bytes, uint32_t page_bytes) {
   CLB_ASSERT(is_power_of_two(page_bytes));
-  const uint64_t mask = (uint64_t)page_bytes - 1;
+  const uint64_t mask = (uint64_t)page_bytes - 1u;
   return bytes > UINT64_MAX - mask ? UINT64_MAX : (bytes + mask) & ~mask;
 }
 
@@ -53,7 +49,9 @@ static uint32_t block_after(clb_pool_tier* tier, uint32_t index, uint64_t offset
   node->bytes = bytes;
   node->prev = index;
   node->next = left->next;
-  if (left->next != CLB_POOL_NONE) tier->nodes[left->next].prev = created;
+  if (left->next != CLB_POOL_NONE) {
+    tier->nodes[left->next].prev = created;
+  }
   left->next = created;
   ++tier->blocks;
   return created;
@@ -67,7 +65,9 @@ static void block_join(clb_pool_tier* tier, uint32_t index) {
   CLB_ASSERT(left->offset + left->bytes == right->offset);
   left->bytes += right->bytes;
   left->next = right->next;
-  if (right->next != CLB_POOL_NONE) tier->nodes[right->next].prev = index;
+  if (right->next != CLB_POOL_NONE) {
+    tier->nodes[right->next].prev = index;
+  }
   node_give(tier, right_index);
   --tier->blocks;
 }
@@ -84,7 +84,9 @@ static void free_link(clb_pool_tier* tier, uint32_t index, uint32_t before, uint
   } else {
     tier->free_first = index;
   }
-  if (after != CLB_POOL_NONE) tier->nodes[after].free_prev = index;
+  if (after != CLB_POOL_NONE) {
+    tier->nodes[after].free_prev = index;
+  }
   ++tier->free_blocks;
 }
 
@@ -96,7 +98,9 @@ static void free_unlink(clb_pool_tier* tier, uint32_t index) {
   } else {
     tier->free_first = node->free_next;
   }
-  if (node->free_next != CLB_POOL_NONE) tier->nodes[node->free_next].free_prev = node->free_prev;
+  if (node->free_next != CLB_POOL_NONE) {
+    tier->nodes[node->free_next].free_prev = node->free_prev;
+  }
   --tier->free_blocks;
 }
 
@@ -113,28 +117,43 @@ static void free_insert(clb_pool_tier* tier, uint32_t index) {
 /* ------------------------------------------------------------- open, close */
 
 static int32_t tier_valid(const clb_pool_tier_config* config) {
-  if (!is_power_of_two(config->page_bytes)) return CLB_ERR_ARGUMENT;
-  if (config->page_bytes < CLB_POOL_MIN_PAGE || config->page_bytes > CLB_POOL_MAX_PAGE) return CLB_ERR_ARGUMENT;
-  if (config->nodes == NULL || config->node_count == 0) return CLB_ERR_ARGUMENT;
-  if (config->node_count > CLB_POOL_MAX_NODES) return CLB_ERR_ARGUMENT;
-  if (config->base % config->page_bytes != 0) return CLB_ERR_ARGUMENT;
-  if (config->bytes > UINT64_MAX - config->base) return CLB_ERR_ARGUMENT;
+  if (!is_power_of_two(config->page_bytes)) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->page_bytes < CLB_POOL_MIN_PAGE || config->page_bytes > CLB_POOL_MAX_PAGE) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->nodes == NULL || config->node_count == 0u) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->node_count > CLB_POOL_MAX_NODES) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->base % config->page_bytes != 0u) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (config->bytes > UINT64_MAX - config->base) {
+    return CLB_ERR_ARGUMENT;
+  }
   return CLB_OK;
 }
 
 static void tier_open(clb_pool_tier* tier, const clb_pool_tier_config* config) {
   (void)memset(tier, 0, sizeof *tier);
   tier->base = config->base;
-  tier->bytes = config->bytes & ~((uint64_t)config->page_bytes - 1);
+  tier->bytes = config->bytes & ~((uint64_t)config->page_bytes - 1u);
   tier->page_bytes = config->page_bytes;
   tier->nodes = config->nodes;
   tier->node_count = config->node_count;
   tier->first = CLB_POOL_NONE;
   tier->free_first = CLB_POOL_NONE;
   tier->spare = CLB_POOL_NONE;
-  for (uint32_t i = config->node_count; i > 0; --i)
-    node_give(tier, i - 1);
-  if (tier->bytes == 0) return;
+  for (uint32_t i = config->node_count; i > 0u; --i) {
+    node_give(tier, i - 1u);
+  }
+  if (tier->bytes == 0u) {
+    return;
+  }
   tier->first = node_take(tier);
   clb_pool_node* node = &tier->nodes[tier->first];
   node->offset = 0;
@@ -150,17 +169,22 @@ int32_t clb_pool_open(clb_pool* pool, const clb_pool_tier_config configs[CLB_TIE
   CLB_ASSERT(configs != NULL);
   (void)memset(pool, 0, sizeof *pool);
   for (uint32_t i = 0; i < CLB_TIER_COUNT; ++i) {
-    if (tier_valid(&configs[i]) != CLB_OK) return CLB_ERR_ARGUMENT;
+    if (tier_valid(&configs[i]) != CLB_OK) {
+      return CLB_ERR_ARGUMENT;
+    }
   }
-  for (uint32_t i = 0; i < CLB_TIER_COUNT; ++i)
+  for (uint32_t i = 0; i < CLB_TIER_COUNT; ++i) {
     tier_open(&pool->tiers[i], &configs[i]);
+  }
   return CLB_OK;
 }
 
 int32_t clb_pool_close(clb_pool* pool) {
   CLB_ASSERT(pool != NULL);
   for (uint32_t i = 0; i < CLB_TIER_COUNT; ++i) {
-    if (pool->tiers[i].used != 0) return CLB_ERR_STATE;
+    if (pool->tiers[i].used != 0u) {
+      return CLB_ERR_STATE;
+    }
   }
   (void)memset(pool, 0, sizeof *pool);
   return CLB_OK;
@@ -179,33 +203,43 @@ static uint32_t find_best(const clb_pool_tier* tier, uint64_t bytes, uint64_t al
   for (uint32_t i = tier->free_first; i != CLB_POOL_NONE; i = tier->nodes[i].free_next) {
     const clb_pool_node* node = &tier->nodes[i];
     const uint64_t gap = (alignment - node->offset % alignment) % alignment;
-    if (node->bytes < bytes || node->bytes - bytes < gap) continue;
-    if (best == CLB_POOL_NONE || node->bytes < tier->nodes[best].bytes) best = i;
-    if (node->bytes == bytes) break;
+    if (node->bytes < bytes || node->bytes - bytes < gap) {
+      continue;
+    }
+    if (best == CLB_POOL_NONE || node->bytes < tier->nodes[best].bytes) {
+      best = i;
+    }
+    if (node->bytes == bytes) {
+      break;
+    }
   }
   return best;
 }
 
-static int has_spares(const clb_pool_tier* tier, uint32_t count) {
+static bool has_spares(const clb_pool_tier* tier, uint32_t count) {
   uint32_t index = tier->spare;
   for (uint32_t i = 0; i < count; ++i) {
-    if (index == CLB_POOL_NONE) return 0;
+    if (index == CLB_POOL_NONE) {
+      return false;
+    }
     index = tier->nodes[index].next;
   }
-  return 1;
+  return true;
 }
 
 /* Cut `bytes` at the alignment out of free block `index`; what is left on both sides stays free.
    Returns the used block, or NONE iff nodes are missing. */
-static uint32_t carve(clb_pool_tier* tier, uint32_t index, uint64_t bytes, uint64_t alignment) {
+static uint32_t block_cut(clb_pool_tier* tier, uint32_t index, uint64_t bytes, uint64_t alignment) {
   const uint64_t offset = tier->nodes[index].offset;
   const uint64_t gap = (alignment - offset % alignment) % alignment;
   const uint64_t rest = tier->nodes[index].bytes - bytes - gap;
-  if (!has_spares(tier, (gap != 0 ? 1u : 0u) + (rest != 0 ? 1u : 0u))) return CLB_POOL_NONE;
+  if (!has_spares(tier, (gap != 0u ? 1u : 0u) + (rest != 0u ? 1u : 0u))) {
+    return CLB_POOL_NONE;
+  }
   uint32_t before = tier->nodes[index].free_prev;
   const uint32_t after = tier->nodes[index].free_next;
   uint32_t taken = index;
-  if (gap != 0) {
+  if (gap != 0u) {
     tier->nodes[index].bytes = gap;
     taken = block_after(tier, index, offset + gap, bytes);
     before = index;
@@ -214,16 +248,26 @@ static uint32_t carve(clb_pool_tier* tier, uint32_t index, uint64_t bytes, uint6
     tier->nodes[index].bytes = bytes;
   }
   tier->nodes[taken].state = NODE_USED;
-  if (rest != 0) free_link(tier, block_after(tier, taken, offset + gap + bytes, rest), before, after);
+  if (rest != 0u) {
+    free_link(tier, block_after(tier, taken, offset + gap + bytes, rest), before, after);
+  }
   return taken;
 }
 
 static int32_t alloc_valid(const clb_pool* pool, uint32_t tier, uint64_t bytes, uint64_t alignment,
                            uint32_t mem_class) {
-  if (tier >= CLB_TIER_COUNT || mem_class >= CLB_MEM_CLASS_COUNT || bytes == 0) return CLB_ERR_ARGUMENT;
-  if (pool->tiers[tier].nodes == NULL) return CLB_ERR_ARGUMENT;
-  if (alignment != 0 && !is_power_of_two(alignment)) return CLB_ERR_ARGUMENT;
-  if (alignment != 0 && pool->tiers[tier].base % alignment != 0) return CLB_ERR_ARGUMENT;
+  if (tier >= CLB_TIER_COUNT || mem_class >= CLB_MEM_CLASS_COUNT || bytes == 0u) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (pool->tiers[tier].nodes == NULL) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (alignment != 0u && !is_power_of_two(alignment)) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (alignment != 0u && pool->tiers[tier].base % alignment != 0u) {
+    return CLB_ERR_ARGUMENT;
+  }
   return CLB_OK;
 }
 
@@ -232,18 +276,31 @@ int32_t clb_pool_alloc(clb_pool* pool, uint32_t tier, uint64_t bytes, uint64_t a
   CLB_ASSERT(pool != NULL);
   CLB_ASSERT(extent != NULL);
   extent_clear(extent);
-  if (alloc_valid(pool, tier, bytes, alignment, mem_class) != CLB_OK) return CLB_ERR_ARGUMENT;
-  if (pool->fail_at != 0 && --pool->fail_at == 0) return CLB_ERR_MEMORY;
+  if (alloc_valid(pool, tier, bytes, alignment, mem_class) != CLB_OK) {
+    return CLB_ERR_ARGUMENT;
+  }
+  if (pool->fail_at != 0u) {
+    --pool->fail_at;
+    if (pool->fail_at == 0u) {
+      return CLB_ERR_MEMORY;
+    }
+  }
   clb_pool_tier* from = &pool->tiers[tier];
   const uint64_t rounded = clb_pool_round(bytes, from->page_bytes);
   const uint64_t step = alignment > from->page_bytes ? alignment : from->page_bytes;
   const uint32_t best = find_best(from, rounded, step);
-  if (best == CLB_POOL_NONE) return CLB_ERR_MEMORY;
-  const uint32_t taken = carve(from, best, rounded, step);
-  if (taken == CLB_POOL_NONE) return CLB_ERR_MEMORY;
+  if (best == CLB_POOL_NONE) {
+    return CLB_ERR_MEMORY;
+  }
+  const uint32_t taken = block_cut(from, best, rounded, step);
+  if (taken == CLB_POOL_NONE) {
+    return CLB_ERR_MEMORY;
+  }
   from->nodes[taken].mem_class = mem_class;
   from->used += rounded;
-  if (from->used > from->peak) from->peak = from->used;
+  if (from->used > from->peak) {
+    from->peak = from->used;
+  }
   from->class_bytes[mem_class] += rounded;
   ++from->class_blocks[mem_class];
   ++pool->allocations;
@@ -251,7 +308,7 @@ int32_t clb_pool_alloc(clb_pool* pool, uint32_t tier, uint64_t bytes, uint64_t a
   extent->bytes = rounded;
   extent->tier = tier;
   extent->node = taken;
-  CLB_ASSERT(extent->offset % step == 0);
+  CLB_ASSERT(extent->offset % step == 0u);
   CLB_ASSERT(from->used <= from->bytes);
   return CLB_OK;
 }
@@ -259,10 +316,16 @@ int32_t clb_pool_alloc(clb_pool* pool, uint32_t tier, uint64_t bytes, uint64_t a
 int32_t clb_pool_free(clb_pool* pool, clb_extent* extent) {
   CLB_ASSERT(pool != NULL);
   CLB_ASSERT(extent != NULL);
-  if (extent->node == CLB_POOL_NONE) return CLB_OK;
-  if (extent->tier >= CLB_TIER_COUNT) return CLB_ERR_ARGUMENT;
+  if (extent->node == CLB_POOL_NONE) {
+    return CLB_OK;
+  }
+  if (extent->tier >= CLB_TIER_COUNT) {
+    return CLB_ERR_ARGUMENT;
+  }
   clb_pool_tier* tier = &pool->tiers[extent->tier];
-  if (extent->node >= tier->node_count) return CLB_ERR_ARGUMENT;
+  if (extent->node >= tier->node_count) {
+    return CLB_ERR_ARGUMENT;
+  }
   const uint32_t index = extent->node;
   clb_pool_node* node = &tier->nodes[index];
   if (node->state != NODE_USED || node->offset != extent->offset || node->bytes != extent->bytes) {
@@ -271,24 +334,29 @@ int32_t clb_pool_free(clb_pool* pool, clb_extent* extent) {
   tier->used -= node->bytes;
   tier->class_bytes[node->mem_class] -= node->bytes;
   --tier->class_blocks[node->mem_class];
-  const int left_free = node->prev != CLB_POOL_NONE && tier->nodes[node->prev].state == NODE_FREE;
-  const int right_free = node->next != CLB_POOL_NONE && tier->nodes[node->next].state == NODE_FREE;
+  const bool left_free = node->prev != CLB_POOL_NONE && tier->nodes[node->prev].state == NODE_FREE;
+  const bool right_free = node->next != CLB_POOL_NONE && tier->nodes[node->next].state == NODE_FREE;
   if (right_free) {
     const uint32_t right = node->next;
     const uint32_t before = tier->nodes[right].free_prev;
     const uint32_t after = tier->nodes[right].free_next;
     free_unlink(tier, right);
     block_join(tier, index);
-    if (!left_free) free_link(tier, index, before, after);
-  } else if (!left_free) {
+    if (!left_free) {
+      free_link(tier, index, before, after);
+    }
+  }
+  if (!left_free && !right_free) {
     free_insert(tier, index);
   }
-  if (left_free) block_join(tier, node->prev);
+  if (left_free) {
+    block_join(tier, node->prev);
+  }
   extent_clear(extent);
   return CLB_OK;
 }
 
-int clb_pool_could_fit(const clb_pool* pool, uint32_t tier, uint64_t bytes) {
+bool clb_pool_could_fit(const clb_pool* pool, uint32_t tier, uint64_t bytes) {
   CLB_ASSERT(tier < CLB_TIER_COUNT);
   return clb_pool_round(bytes, pool->tiers[tier].page_bytes) <= pool->tiers[tier].bytes;
 }
@@ -306,7 +374,9 @@ void clb_pool_get_stats(const clb_pool* pool, uint32_t tier, clb_pool_stats* sta
   stats->blocks = of->blocks;
   stats->free_blocks = of->free_blocks;
   for (uint32_t i = of->free_first; i != CLB_POOL_NONE; i = of->nodes[i].free_next) {
-    if (of->nodes[i].bytes > stats->largest_free) stats->largest_free = of->nodes[i].bytes;
+    if (of->nodes[i].bytes > stats->largest_free) {
+      stats->largest_free = of->nodes[i].bytes;
+    }
   }
   (void)memcpy(stats->class_bytes, of->class_bytes, sizeof stats->class_bytes);
   (void)memcpy(stats->class_blocks, of->class_blocks, sizeof stats->class_blocks);
@@ -325,18 +395,28 @@ typedef struct clb_pool_walk {
   uint32_t prev_free;
 } clb_pool_walk;
 
-static int walk_block(const clb_pool_tier* tier, uint32_t index, clb_pool_walk* walk) {
+static bool walk_block(const clb_pool_tier* tier, uint32_t index, clb_pool_walk* walk) {
   const clb_pool_node* node = &tier->nodes[index];
-  if (node->prev != walk->prev || node->offset != walk->end) return 0;
-  if (node->bytes == 0 || node->bytes % tier->page_bytes != 0 || node->bytes > tier->bytes - walk->end) return 0;
+  if (node->prev != walk->prev || node->offset != walk->end) {
+    return false;
+  }
+  if (node->bytes == 0u || node->bytes % tier->page_bytes != 0u || node->bytes > tier->bytes - walk->end) {
+    return false;
+  }
   if (node->state == NODE_FREE) {
-    if (walk->prev != CLB_POOL_NONE && tier->nodes[walk->prev].state == NODE_FREE) return 0;
-    if (walk->next_free != index || node->free_prev != walk->prev_free) return 0;
+    if (walk->prev != CLB_POOL_NONE && tier->nodes[walk->prev].state == NODE_FREE) {
+      return false;
+    }
+    if (walk->next_free != index || node->free_prev != walk->prev_free) {
+      return false;
+    }
     walk->prev_free = index;
     walk->next_free = node->free_next;
     ++walk->free_blocks;
   } else {
-    if (node->state != NODE_USED || node->mem_class >= CLB_MEM_CLASS_COUNT) return 0;
+    if (node->state != NODE_USED || node->mem_class >= CLB_MEM_CLASS_COUNT) {
+      return false;
+    }
     walk->used += node->bytes;
     walk->class_bytes[node->mem_class] += node->bytes;
     ++walk->class_blocks[node->mem_class];
@@ -344,22 +424,36 @@ static int walk_block(const clb_pool_tier* tier, uint32_t index, clb_pool_walk* 
   walk->end += node->bytes;
   walk->prev = index;
   ++walk->blocks;
-  return 1;
+  return true;
 }
 
-static int tier_holds(const clb_pool_tier* tier) {
+static bool tier_holds(const clb_pool_tier* tier) {
   clb_pool_walk walk = {.prev = CLB_POOL_NONE, .next_free = tier->free_first, .prev_free = CLB_POOL_NONE};
   for (uint32_t i = tier->first; i != CLB_POOL_NONE; i = tier->nodes[i].next) {
-    if (i >= tier->node_count || walk.blocks >= tier->node_count) return 0;
-    if (!walk_block(tier, i, &walk)) return 0;
+    if (i >= tier->node_count || walk.blocks >= tier->node_count) {
+      return false;
+    }
+    if (!walk_block(tier, i, &walk)) {
+      return false;
+    }
   }
-  if (walk.end != tier->bytes || walk.used != tier->used || walk.next_free != CLB_POOL_NONE) return 0;
-  if (walk.blocks != tier->blocks || walk.free_blocks != tier->free_blocks || tier->peak < tier->used) return 0;
-  if (memcmp(walk.class_bytes, tier->class_bytes, sizeof walk.class_bytes) != 0) return 0;
-  if (memcmp(walk.class_blocks, tier->class_blocks, sizeof walk.class_blocks) != 0) return 0;
+  if (walk.end != tier->bytes || walk.used != tier->used || walk.next_free != CLB_POOL_NONE) {
+    return false;
+  }
+  if (walk.blocks != tier->blocks || walk.free_blocks != tier->free_blocks || tier->peak < tier->used) {
+    return false;
+  }
+  if (memcmp(walk.class_bytes, tier->class_bytes, sizeof walk.class_bytes) != 0) {
+    return false;
+  }
+  if (memcmp(walk.class_blocks, tier->class_blocks, sizeof walk.class_blocks) != 0) {
+    return false;
+  }
   uint32_t spares = 0;
   for (uint32_t i = tier->spare; i != CLB_POOL_NONE; i = tier->nodes[i].next) {
-    if (i >= tier->node_count || spares >= tier->node_count || tier->nodes[i].state != NODE_SPARE) return 0;
+    if (i >= tier->node_count || spares >= tier->node_count || tier->nodes[i].state != NODE_SPARE) {
+      return false;
+    }
     ++spares;
   }
   return spares + walk.blocks == tier->node_count;
@@ -368,7 +462,9 @@ static int tier_holds(const clb_pool_tier* tier) {
 int32_t clb_pool_check(const clb_pool* pool) {
   CLB_ASSERT(pool != NULL);
   for (uint32_t i = 0; i < CLB_TIER_COUNT; ++i) {
-    if (!tier_holds(&pool->tiers[i])) return CLB_ERR_INTERNAL;
+    if (!tier_holds(&pool->tiers[i])) {
+      return CLB_ERR_INTERNAL;
+    }
   }
   return CLB_OK;
 }
@@ -377,21 +473,28 @@ void clb_pool_fail_after(clb_pool* pool, uint64_t n) { pool->fail_at = n; }
 
 /* snprintf behind what is there already; *length counts what the whole text needs. */
 static void append(char* text, size_t bytes, size_t* length, const char* name, uint64_t amount, uint32_t blocks) {
-  const size_t room = *length < bytes ? bytes - *length : 0;
-  const int n = snprintf(room > 0 ? text + *length : NULL, room, "%-12s %16" PRIu64 " bytes %8" PRIu32 " blocks\n",
+  const size_t room = *length < bytes ? bytes - *length : 0u;
+  const int n = snprintf(room > 0u ? text + *length : NULL, room, "%-12s %16" PRIu64 " bytes %8" PRIu32 " blocks\n",
                          name, amount, blocks);
   CLB_ASSERT(n >= 0);
   *length += (size_t)n;
 }
 
 size_t clb_pool_report(const clb_pool* pool, char* text, size_t bytes) {
+  static const char* const class_names[CLB_MEM_CLASS_COUNT] = {"dense",    "expert", "own run", "shared run",
+                                                               "dispatch", "step",   "stack",   "other"};
+  static const char* const tier_names[CLB_TIER_COUNT] = {"weights", "kv", "temp"};
   size_t length = 0;
-  if (bytes > 0) text[0] = '\0';
+  if (bytes > 0u) {
+    text[0] = '\0';
+  }
   for (uint32_t t = 0; t < CLB_TIER_COUNT; ++t) {
     const clb_pool_tier* tier = &pool->tiers[t];
     append(text, bytes, &length, tier_names[t], tier->bytes, tier->blocks);
     for (uint32_t c = 0; c < CLB_MEM_CLASS_COUNT; ++c) {
-      if (tier->class_blocks[c] == 0) continue;
+      if (tier->class_blocks[c] == 0u) {
+        continue;
+      }
       append(text, bytes, &length, class_names[c], tier->class_bytes[c], tier->class_blocks[c]);
     }
     append(text, bytes, &length, "free", tier->bytes - tier->used, tier->free_blocks);
@@ -418,7 +521,9 @@ int32_t clb_stack_push(clb_stack* stack, uint64_t bytes, uint64_t alignment, uin
   }
   *offset = stack->offset + stack->used + gap;
   stack->used += gap + bytes;
-  if (stack->used > stack->peak) stack->peak = stack->used;
+  if (stack->used > stack->peak) {
+    stack->peak = stack->used;
+  }
   return CLB_OK;
 }
 

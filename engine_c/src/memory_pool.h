@@ -20,16 +20,17 @@
 #ifndef CLB_MEMORY_POOL_H
 #define CLB_MEMORY_POOL_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "../include/colibri.h"
 
-typedef enum clb_tier_id { CLB_TIER_WEIGHTS = 0, CLB_TIER_KV = 1, CLB_TIER_TEMP = 2 } clb_tier_id;
+enum { CLB_TIER_WEIGHTS = 0, CLB_TIER_KV = 1, CLB_TIER_TEMP = 2 };
 #define CLB_TIER_COUNT 3u
 
 /* Who holds a block; the statistics are kept per class. */
-typedef enum clb_mem_class {
+enum {
   CLB_MEM_DENSE = 0,      /* dense weights */
   CLB_MEM_EXPERT = 1,     /* routed experts' weights */
   CLB_MEM_OWN_RUN = 2,    /* KV of one slot */
@@ -38,7 +39,7 @@ typedef enum clb_mem_class {
   CLB_MEM_STEP = 5,       /* activations of a step */
   CLB_MEM_STACK = 6,      /* per-thread stacks */
   CLB_MEM_OTHER = 7
-} clb_mem_class;
+};
 #define CLB_MEM_CLASS_COUNT 8u
 
 #define CLB_POOL_NONE UINT32_MAX
@@ -128,7 +129,7 @@ int32_t clb_pool_alloc(clb_pool* pool, uint32_t tier, uint64_t bytes, uint64_t a
 int32_t clb_pool_free(clb_pool* pool, clb_extent* extent);
 
 /* O(1): could this many bytes ever fit into the empty tier? */
-int clb_pool_could_fit(const clb_pool* pool, uint32_t tier, uint64_t bytes);
+bool clb_pool_could_fit(const clb_pool* pool, uint32_t tier, uint64_t bytes);
 
 /* bytes rounded up to a page; UINT64_MAX on overflow. */
 uint64_t clb_pool_round(uint64_t bytes, uint32_t page_bytes);

@@ -4,6 +4,7 @@
  * Owns nothing, keeps nothing.
  */
 #include <math.h>
+#include <stdbool.h>
 
 #include "loader.h"
 #include "loader_internal.h"
@@ -25,7 +26,7 @@ static int32_t check_layer_range(clb_error* error, uint32_t layer, const char* n
                   name, value, low, high);
 }
 
-static int32_t check_finite(clb_error* error, const char* name, float value, int positive) {
+static int32_t check_scalar(clb_error* error, const char* name, float value, bool positive) {
   if (isfinite(value) && (!positive || value > 0.0f)) {
     return CLB_OK;
   }
@@ -36,7 +37,9 @@ static int32_t check_finite(clb_error* error, const char* name, float value, int
 static int32_t check_dimensions(const clb_model_desc* model, clb_error* error) {
   const struct {
     const char* name;
-    uint64_t value, low, high;
+    uint64_t value;
+    uint64_t low;
+    uint64_t high;
   } ranges[] = {
       {"vocab_size", model->vocab_size, 1, CLB_MAX_VOCAB},
       {"layers", model->layers, 1, CLB_MAX_LAYERS},
@@ -55,20 +58,20 @@ static int32_t check_dimensions(const clb_model_desc* model, clb_error* error) {
       return status;
     }
   }
-  if (model->heads % model->kv_heads != 0) {
+  if (model->heads % model->kv_heads != 0u) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "model: heads is %u, must be a multiple of kv_heads (%u)", model->heads,
                     model->kv_heads);
   }
-  if (model->head_dim % 2 != 0) {
+  if (model->head_dim % 2u != 0u) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "model: head_dim is %u, must be even", model->head_dim);
   }
   return CLB_OK;
 }
 
 static int32_t check_scalars(const clb_model_desc* model, clb_error* error) {
-  int32_t status = check_finite(error, "attention_scale", model->attention_scale, 1);
+  int32_t status = check_scalar(error, "attention_scale", model->attention_scale, true);
   if (status == CLB_OK) {
-    status = check_finite(error, "rope_scale", model->rope_scale, 1);
+    status = check_scalar(error, "rope_scale", model->rope_scale, true);
   }
   if (status == CLB_OK && !(isfinite(model->rms_norm_eps) && model->rms_norm_eps >= 0.0f)) {
     status = clb_fail(error, CLB_ERR_ARGUMENT, "model: rms_norm_eps is %g, must be finite and at least 0",
@@ -78,34 +81,38 @@ static int32_t check_scalars(const clb_model_desc* model, clb_error* error) {
     status = clb_fail(error, CLB_ERR_ARGUMENT, "model: rope_inv_freq and layer_table must be given");
   }
   for (uint32_t i = 0; status == CLB_OK && i < model->head_dim / 2; ++i) {
-    status = check_finite(error, "rope_inv_freq", model->rope_inv_freq[i], 0);
+    status = check_scalar(error, "rope_inv_freq", model->rope_inv_freq[i], false);
   }
   return status;
 }
 
 /* What a layer's feed-forward part may be: dense has a width and nothing of experts; MoE the other way round. */
 static int32_t check_experts(const clb_layer_desc* row, uint32_t layer, clb_error* error) {
-  const uint64_t moe = row->ffn_kind == CLB_FFN_MOE;
+  const bool moe = row->ffn_kind == CLB_FFN_MOE;
+  uint32_t least = 0; /* of what a MoE layer must have and a dense one must not */
+  if (moe) {
+    least = 1;
+  }
   const uint64_t most = row->experts < CLB_MAX_EXPERTS_PER_TOKEN ? row->experts : CLB_MAX_EXPERTS_PER_TOKEN;
-  int32_t status = check_layer_range(error, layer, "experts", row->experts, moe, moe ? CLB_MAX_EXPERTS : 0);
+  int32_t status = check_layer_range(error, layer, "experts", row->experts, least, moe ? CLB_MAX_EXPERTS : 0u);
   if (status == CLB_OK) {
-    status = check_layer_range(error, layer, "experts_per_token", row->experts_per_token, moe, most);
+    status = check_layer_range(error, layer, "experts_per_token", row->experts_per_token, least, most);
   }
   if (status == CLB_OK) {
-    status = check_layer_range(error, layer, "expert_width", row->expert_width, moe, moe ? CLB_MAX_WIDTH : 0);
+    status = check_layer_range(error, layer, "expert_width", row->expert_width, least, moe ? CLB_MAX_WIDTH : 0u);
   }
   if (status == CLB_OK) {
-    status = check_layer_range(error, layer, "shared_width", row->shared_width, 1u - moe, CLB_MAX_WIDTH);
+    status = check_layer_range(error, layer, "shared_width", row->shared_width, 1u - least, CLB_MAX_WIDTH);
   }
   if (status == CLB_OK) {
-    status = check_layer_range(error, layer, "shared_gated", row->shared_gated, 0, moe != 0 && row->shared_width > 0);
+    status = check_layer_range(error, layer, "shared_gated", row->shared_gated, 0, row->shared_width > 0u ? least : 0u);
   }
   return status;
 }
 
 static int32_t check_layer(const clb_model_desc* model, uint32_t layer, clb_error* error) {
   const clb_layer_desc* row = &model->layer_table[layer];
-  const uint64_t kv_values = 2ull * model->kv_heads * model->head_dim;
+  const uint64_t kv_values = 2u * (uint64_t)model->kv_heads * model->head_dim;
   int32_t status = check_layer_range(error, layer, "ffn_kind", row->ffn_kind, CLB_FFN_DENSE, CLB_FFN_MOE);
   if (status == CLB_OK) {
     status = check_layer_range(error, layer, "score", row->score, CLB_SCORE_SOFTMAX, CLB_SCORE_SIGMOID);

@@ -66,8 +66,9 @@ static float floor_of(const clb_columns* top, uint32_t k) {
   const int32_t enough = (int32_t)k;
   clb_int4 reached[COLUMNS / 4u] = {{0}, {0}, {0}, {0}};
   for (uint32_t c = 0; c < COLUMNS; ++c) {
-    for (uint32_t i = 0; i < COLUMNS / 4u; ++i)
+    for (uint32_t i = 0; i < COLUMNS / 4u; ++i) {
       reached[i] -= top->each[c] >= top->four[i]; /* true is -1 */
+    }
   }
   clb_columns floor;
   for (uint32_t i = 0; i < COLUMNS / 4u; ++i) {
@@ -87,7 +88,9 @@ static float floor_of(const clb_columns* top, uint32_t k) {
 static int select_best(const float* logits, uint32_t experts, uint32_t k, uint32_t* best) {
   clb_columns top;
   uint32_t candidates[CLB_MAX_EXPERTS];
-  if (!column_tops(logits, experts, &top)) return 0;
+  if (!column_tops(logits, experts, &top)) {
+    return 0;
+  }
   const float floor = experts > 2u * COLUMNS ? floor_of(&top, k) : -FLT_MAX;
   uint32_t count = 0;
   for (uint32_t e = 0; e < experts; ++e) {
@@ -97,10 +100,13 @@ static int select_best(const float* logits, uint32_t experts, uint32_t k, uint32
   uint32_t filled = 0;
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t e = candidates[i];
-    if (filled == k && logits[e] <= logits[best[k - 1u]]) continue;
+    if (filled == k && logits[e] <= logits[best[k - 1u]]) {
+      continue;
+    }
     uint32_t at = filled < k ? filled++ : k - 1u;
-    for (; at > 0 && logits[best[at - 1u]] < logits[e]; --at)
+    for (; at > 0 && logits[best[at - 1u]] < logits[e]; --at) {
       best[at] = best[at - 1u];
+    }
     best[at] = e;
   }
   CLB_ASSERT(filled == k);
@@ -125,11 +131,13 @@ static float sum_of_exponentials(const float* logits, uint32_t experts, float la
     clb_float4 four;
     (void)memcpy(&four, logits + e, sizeof four);
     four = clb_float4_exp(four - largest);
-    for (uint32_t l = 0; l < 4u; ++l)
+    for (uint32_t l = 0; l < 4u; ++l) {
       sum += four[l];
+    }
   }
-  for (; e < experts; ++e)
+  for (; e < experts; ++e) {
     sum += clb_exact_exp(logits[e] - largest);
+  }
   return sum;
 }
 
@@ -138,8 +146,9 @@ static float divisor(const clb_layer_desc* layer, const float* logits, float lar
                      uint32_t kept) {
   float sum = 0.0f;
   if (layer->renormalise) {
-    for (uint32_t rank = 0; rank < kept; ++rank)
+    for (uint32_t rank = 0; rank < kept; ++rank) {
       sum += scores[rank];
+    }
   } else if (layer->score == CLB_SCORE_SOFTMAX) {
     sum = sum_of_exponentials(logits, layer->experts, largest);
   } else {
@@ -165,11 +174,13 @@ static void select_token(const clb_routing_args* args, uint32_t token) {
     float scores[CLB_MAX_EXPERTS_PER_TOKEN];
     raw_scores(layer, logits, indices, k, scores);
     kept = 1;
-    while (kept < k && (policy.threshold <= 0.0f || scores[kept] >= policy.threshold * scores[0]))
+    while (kept < k && (policy.threshold <= 0.0f || scores[kept] >= policy.threshold * scores[0])) {
       ++kept;
+    }
     const float sum = divisor(layer, logits, logits[indices[0]], scores, kept);
-    for (uint32_t rank = 0; rank < kept; ++rank)
+    for (uint32_t rank = 0; rank < kept; ++rank) {
       weights[rank] = scores[rank] / sum * layer->routed_scale;
+    }
     args->trimmed[token] = layer->experts_per_token > kept ? layer->experts_per_token - kept : 0;
     args->status[token] = CLB_OK;
   }
@@ -182,8 +193,9 @@ static void select_token(const clb_routing_args* args, uint32_t token) {
 
 void clb_routing_select(const clb_routing_args* args) {
   check_args(args);
-  for (uint32_t token = 0; token < args->tokens; ++token)
+  for (uint32_t token = 0; token < args->tokens; ++token) {
     select_token(args, token);
+  }
 }
 
 /* ----------------------------------------------------------------- bucket */
@@ -194,7 +206,9 @@ static void count_and_place(const clb_routing_args* args) {
   for (uint32_t token = 0; token < args->tokens; ++token) {
     const uint32_t* indices = args->indices + (size_t)token * args->k_max;
     for (uint32_t rank = 0; rank < args->kept[token]; ++rank) {
-      if (indices[rank] != CLB_ROUTING_NONE) ++args->counts[indices[rank]];
+      if (indices[rank] != CLB_ROUTING_NONE) {
+        ++args->counts[indices[rank]];
+      }
     }
   }
   args->offsets[0] = 0;
@@ -206,7 +220,9 @@ static void count_and_place(const clb_routing_args* args) {
     for (uint32_t rank = 0; rank < args->kept[token]; ++rank) {
       const uint32_t place = token * args->k_max + rank;
       const uint32_t e = args->indices[place];
-      if (e == CLB_ROUTING_NONE) continue;
+      if (e == CLB_ROUTING_NONE) {
+        continue;
+      }
       const uint32_t at = args->offsets[e] + args->counts[e]++;
       args->token_list[at] = token;
       args->place_list[at] = place;
@@ -216,8 +232,12 @@ static void count_and_place(const clb_routing_args* args) {
 
 /* Does assignment `a` leave before `b`: smaller weight, or equal and a later token? A total order over places. */
 static int leaves_first(const float* weights, uint32_t a, uint32_t b) {
-  if (weights[a] < weights[b]) return 1;
-  if (weights[a] > weights[b]) return 0;
+  if (weights[a] < weights[b]) {
+    return 1;
+  }
+  if (weights[a] > weights[b]) {
+    return 0;
+  }
   return a > b;
 }
 
@@ -226,9 +246,15 @@ static void sift_down(const float* weights, uint32_t* heap, uint32_t count, uint
   for (;;) {
     uint32_t first = at;
     const uint32_t child = 2u * at + 1u;
-    if (child < count && leaves_first(weights, heap[child], heap[first])) first = child;
-    if (child + 1u < count && leaves_first(weights, heap[child + 1u], heap[first])) first = child + 1u;
-    if (first == at) return;
+    if (child < count && leaves_first(weights, heap[child], heap[first])) {
+      first = child;
+    }
+    if (child + 1u < count && leaves_first(weights, heap[child + 1u], heap[first])) {
+      first = child + 1u;
+    }
+    if (first == at) {
+      return;
+    }
     const uint32_t place = heap[at];
     heap[at] = heap[first];
     heap[first] = place;
@@ -241,8 +267,9 @@ static void sift_down(const float* weights, uint32_t* heap, uint32_t count, uint
 static void drop_excess(const clb_routing_args* args, uint32_t expert) {
   uint32_t* heap = args->place_list + args->offsets[expert];
   uint32_t count = args->counts[expert];
-  for (uint32_t at = count / 2u; at > 0; --at)
+  for (uint32_t at = count / 2u; at > 0; --at) {
     sift_down(args->weights, heap, count, at - 1u);
+  }
   while (count > args->max_tokens_per_expert) {
     const uint32_t place = heap[0];
     heap[0] = heap[--count];
@@ -256,14 +283,20 @@ static void drop_excess(const clb_routing_args* args, uint32_t expert) {
 void clb_routing_bucket(const clb_routing_args* args) {
   check_args(args);
   count_and_place(args);
-  if (args->max_tokens_per_expert == 0) return;
+  if (args->max_tokens_per_expert == 0) {
+    return;
+  }
   uint32_t over = 0;
   for (uint32_t e = 0; e < args->layer->experts; ++e) {
-    if (args->counts[e] <= args->max_tokens_per_expert) continue;
+    if (args->counts[e] <= args->max_tokens_per_expert) {
+      continue;
+    }
     drop_excess(args, e);
     ++over;
   }
-  if (over > 0) count_and_place(args);
+  if (over > 0) {
+    count_and_place(args);
+  }
 }
 
 void clb_routing_run(const clb_routing_args* args) {

@@ -24,6 +24,7 @@
 #ifndef CLB_SAMPLER_H
 #define CLB_SAMPLER_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "../include/colibri.h"
@@ -50,8 +51,8 @@ uint64_t clb_sampler_scratch_bytes(uint32_t vocab);
    bias, stops and top lists, ids < vocab, bias finite. */
 int32_t clb_sampler_check(const clb_request* request, const clb_bias* bias, const int32_t* stops, uint32_t vocab);
 
-/* 1 iff a penalty is on. */
-int clb_sampler_needs_counts(const clb_request* request);
+/* Is a penalty on? */
+bool clb_sampler_needs_counts(const clb_request* request);
 
 /* Start a slot's counts: zero, then mark the prompt's ids. Ids outside [0, vocab) are skipped. O(vocab + tokens). */
 void clb_sampler_reset(uint32_t* counts, uint32_t vocab, const int32_t* tokens, uint32_t token_count);

@@ -28,13 +28,13 @@ static clb_driver fresh_driver(void) {
   return driver;
 }
 
-static clb_launch launch_of(const add_args* args, clb_edge edge) {
+static clb_launch launch_of(const add_args* args, uint32_t edge) {
   return (clb_launch){.function = &add_kernel,
                       .args = args,
                       .grid = {2u, 3u, 4u},
                       .block = {32u, 1u, 1u},
                       .shared_bytes = 64u,
-                      .edge = (uint32_t)edge};
+                      .edge = edge};
 }
 
 static void refuses_other_versions_and_missing_entries(void) {

@@ -195,8 +195,8 @@ int32_t seam_open(const seam_config* config, seam_trial** opened, clb_error* err
 
 /* ---------------------------------------------------------------- commands */
 
-static int32_t answer(seam_trial* trial, clb_event_kind kind, uint32_t slot, uint64_t generation, int32_t code) {
-  const clb_event event = {.kind = (uint32_t)kind, .slot = slot, .generation = generation, .status = code};
+static int32_t answer(seam_trial* trial, uint32_t kind, uint32_t slot, uint64_t generation, int32_t code) {
+  const clb_event event = {.kind = kind, .slot = slot, .generation = generation, .status = code};
   return clb_channel_push_event(&trial->channel, &event);
 }
 
