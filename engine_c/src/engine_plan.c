@@ -252,7 +252,7 @@ int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb
     return clb_fail(error, status, "channel configuration: slots, max_seq_len or result_records is out of range");
   }
   const uint32_t slots = config->channel.slots;
-  sizes->step_tokens = config->prefill_tokens > slots ? config->prefill_tokens : slots;
+  sizes->step_tokens = config->prefill_tokens + slots; /* prompts, and a token of each decoding slot */
   clb_step_buffers unused;
   sizes->step_bytes = clb_place_step_buffers(config, sizes, NULL, &unused);
   sizes->slot_bytes = clb_place_slots(config, NULL, NULL);

@@ -233,10 +233,11 @@ static uint32_t finish_prompt(clb_engine* engine, uint32_t slot) {
   return 1;
 }
 
-void clb_finish_prefill(clb_engine* engine, uint32_t count) {
+/* After the prompt rows [0, count) of a step: prompt records and ends. Returns the number of first tokens to sample,
+   whose rows go to `ready`. */
+static uint32_t finish_prompt_rows(clb_engine* engine, uint32_t count, uint32_t* ready) {
   const clb_step_row* const rows = engine->buffers.rows;
-  uint32_t last_rows[CLB_MAX_SLOTS];
-  uint32_t ready = 0;
+  uint32_t ready_count = 0;
   uint32_t end = 0;
   for (uint32_t first = 0; first < count; first = end) {
     const uint32_t slot = rows[first].slot;
@@ -252,28 +253,28 @@ void clb_finish_prefill(clb_engine* engine, uint32_t count) {
     if (status != CLB_OK) {
       clb_slot_fail(engine, slot, status);
     } else if (s->computed == s->request.prompt_tokens) {
-      last_rows[ready] = end - 1u;
-      ready += finish_prompt(engine, slot);
+      ready[ready_count] = end - 1u;
+      ready_count += finish_prompt(engine, slot);
     }
   }
-  sample(engine, last_rows, ready);
-  engine->stats.steps_prefill++;
-  engine->stats.tokens_prefill += count;
+  return ready_count;
 }
 
-void clb_finish_decode(clb_engine* engine, uint32_t count) {
-  uint32_t good[CLB_MAX_SLOTS];
-  uint32_t ready = 0;
-  for (uint32_t i = 0; i < count; ++i) {
+void clb_finish_step(clb_engine* engine, uint32_t prompt_rows, uint32_t decode_rows) {
+  uint32_t ready[CLB_MAX_SLOTS]; /* a slot has prompt rows or a decode row */
+  uint32_t count = finish_prompt_rows(engine, prompt_rows, ready);
+  for (uint32_t i = prompt_rows; i < prompt_rows + decode_rows; ++i) {
     const uint32_t slot = engine->buffers.rows[i].slot;
     const int32_t status = count_rows(engine, slot, i, i + 1u);
     if (status != CLB_OK) {
       clb_slot_fail(engine, slot, status);
     } else {
-      good[ready++] = i;
+      ready[count++] = i;
     }
   }
-  sample(engine, good, ready);
-  engine->stats.steps_decode++;
-  engine->stats.tokens_decode += count;
+  sample(engine, ready, count);
+  engine->stats.steps_prefill += prompt_rows > 0u ? 1u : 0u;
+  engine->stats.steps_decode += decode_rows > 0u ? 1u : 0u;
+  engine->stats.tokens_prefill += prompt_rows;
+  engine->stats.tokens_decode += decode_rows;
 }

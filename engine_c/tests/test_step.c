@@ -109,7 +109,7 @@ static void prefill_may_be_cut_anywhere(void) {
     CHECK(rig_drain(r, 200));
     if (i == 0) {
       expected[0] = r->outputs[0];
-      CHECK_EQ(rig_stats(r).steps_prefill, 7); /* ceil(50 / 8): chunks are never cut short */
+      CHECK_EQ(rig_stats(r).steps_prefill, 3); /* of 16, 24 and 10 tokens: chunks of 8 are never cut short */
     }
     check_same(&r->outputs[0], &expected[0]);
     rig_close(r);
@@ -134,6 +134,37 @@ static void short_prompts_share_one_prefill_step(void) {
   CHECK_EQ(stats.expert_assignments, 24 * 2 * 2);
   CHECK(stats.expert_launches <= 2 * RIG_EXPERTS);
   CHECK(stats.progress >= RIG_LAYERS);
+  rig_close(r);
+}
+
+/* A prompt takes as many chunks as fit a step while nobody decodes; beside a decoding slot one a step, in which the
+   other slot gets its token. */
+static void decoding_slots_keep_their_pace(void) {
+  const clb_request waiting = rig_request(90, 60, 1);
+  const clb_request decoding = rig_request(91, 3, 30);
+  rig* const r = &main_rig;
+  rig_init(r, 2);
+  open_rig(r);
+  (void)rig_write(r, 0, &waiting, 90);
+  rig_start(r, 0);
+  for (uint32_t step = 1; step <= 3; ++step) {
+    CHECK_EQ(rig_turn(r), 1);
+    CHECK_EQ(rig_stats(r).tokens_prefill, step < 3 ? step * 24 : 60);
+  }
+  CHECK_EQ(r->outputs[0].count, 1);
+  (void)rig_write(r, 1, &decoding, 91);
+  rig_start(r, 1);
+  (void)rig_turn(r);
+  (void)rig_write(r, 0, &waiting, 90);
+  rig_start(r, 0);
+  for (uint32_t step = 1; step <= 8; ++step) {
+    CHECK_EQ(rig_turn(r), 1);
+    CHECK_EQ(rig_stats(r).tokens_prefill, 63 + (step < 8 ? step * 8 : 60));
+    CHECK_EQ(r->outputs[1].count, 1 + step);
+  }
+  CHECK_EQ(r->outputs[0].count, 1);
+  CHECK_EQ(rig_stats(r).steps_prefill, 3 + 1 + 8);
+  CHECK_EQ(rig_stats(r).steps_decode, 8);
   rig_close(r);
 }
 
@@ -306,10 +337,15 @@ static void not_finite_values_fail_alone(void) {
 }
 
 int main(int argc, char** argv) {
-  static const clb_test tests[] = {TEST(any_company_gives_the_same_bits),      TEST(prefill_may_be_cut_anywhere),
-                                   TEST(short_prompts_share_one_prefill_step), TEST(prefill_is_first_come_first_served),
-                                   TEST(prefix_runs_give_the_same_bits),       TEST(missing_prefix_run_fails),
-                                   TEST(prompt_records_equal_generated_ones),  TEST(windows_and_norms_act),
+  static const clb_test tests[] = {TEST(any_company_gives_the_same_bits),
+                                   TEST(prefill_may_be_cut_anywhere),
+                                   TEST(short_prompts_share_one_prefill_step),
+                                   TEST(prefill_is_first_come_first_served),
+                                   TEST(decoding_slots_keep_their_pace),
+                                   TEST(prefix_runs_give_the_same_bits),
+                                   TEST(missing_prefix_run_fails),
+                                   TEST(prompt_records_equal_generated_ones),
+                                   TEST(windows_and_norms_act),
                                    TEST(not_finite_values_fail_alone)};
   return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }
