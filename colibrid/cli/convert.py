@@ -26,7 +26,7 @@ from colibrid.model import convert as conversion
 )
 @click.option(
     "--backend",
-    type=click.Choice(["cpu", "any"]),
+    type=click.Choice(["cpu", "cuda", "any"]),
     default="cpu",
     show_default=True,
     help="Whose kernels read it; any: row-major, to exchange, repacked at every start.",
@@ -37,7 +37,7 @@ def convert(
     src: str,
     dst: str,
     dtype: Literal["auto", "fp32", "fp16", "bf16"],
-    backend: Literal["cpu", "any"],
+    backend: Literal["cpu", "cuda", "any"],
     name: str | None,
     quiet: bool,
 ) -> None:

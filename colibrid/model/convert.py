@@ -92,6 +92,8 @@ class _Job:
         self.family: Family = family_of(checkpoint.config)
         self.description: Description = self.family.read(Config(checkpoint.config))
         self.precision: Precision = _main_precision(checkpoint) if dtype == "auto" else dtype
+        if backend == "cuda" and self.precision == "fp32":
+            raise ModelError("the cuda backend computes with 16-bit weights; convert with --dtype bf16 or fp16")
         hyper, layers = self.description.hyperparameters, self.description.layers
         self._files = layout.planned_files(hyper, layers, self.precision, layout.LAYOUT_OF[backend])
         self._tensors: dict[str, tuple[Tensor, ...]] = {layout.DENSE_FILE: tuple(layout.dense_tensors(hyper, layers))}
@@ -172,8 +174,8 @@ class _Job:
 
     def _section_chunks(self, section: Section, made: Recipe) -> Iterator[floats.Array]:
         rows = (block for source in made.sources for block in self._blocks(source, section.precision))
-        if section.layout == "rows16":
-            yield from tiled(rows)
+        if section.layout != "flat":
+            yield from tiled(rows, section.layout)
         elif made.transpose:
             yield np.concatenate(list(rows)).T
         else:

@@ -32,8 +32,9 @@ FP32_ROLES: frozenset[Role] = frozenset(
 )
 EXPERT_ROLES: tuple[Role, Role, Role] = ("gate", "up", "down")
 MATRIX_ROLES: frozenset[Role] = frozenset(("embedding", "head", "qkv", "out", "router", *EXPERT_ROLES))
-LAYOUT_OF: dict[Backend, Layout] = {"any": "flat", "cpu": "rows16"}  # of the matrices of a pack
-TILE_ROWS = 16  # of rows16
+LAYOUT_OF: dict[Backend, Layout] = {"any": "flat", "cpu": "rows16", "cuda": "mma"}  # of the matrices of a pack
+TILE_ROWS = 16  # of rows16 and mma
+TILE_COLS = 16  # of mma
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -103,7 +104,9 @@ def expert_tensors(hidden: int, layer: int, expert: int, width: int) -> tuple[Te
 
 def layout_of(role: Role, matrices: Layout) -> Layout:
     """The layout that a section of this role has in a pack whose matrices have `matrices`."""
-    return matrices if role in MATRIX_ROLES else "flat"
+    if role not in MATRIX_ROLES or (matrices == "mma" and role == "router"):
+        return "flat"  # a GPU computes the router in fp32, without tiles
+    return matrices
 
 
 def shape_of(tensor: Tensor, kind: Layout) -> tuple[int, int]:
@@ -114,7 +117,9 @@ def shape_of(tensor: Tensor, kind: Layout) -> tuple[int, int]:
 
 def padded(shape: tuple[int, int], kind: Layout) -> tuple[int, int]:
     """rows, cols that the bytes of a section hold."""
-    return (align(shape[0], TILE_ROWS), shape[1]) if kind == "rows16" else shape
+    if kind == "flat":
+        return shape
+    return (align(shape[0], TILE_ROWS), align(shape[1], TILE_COLS) if kind == "mma" else shape[1])
 
 
 def place(tensors: Iterable[Tensor], precision: Precision, matrices: Layout) -> tuple[Section, ...]:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 PACK_VERSION = 1
 Precision = Literal["fp32", "fp16", "bf16"]
-Layout = Literal["flat", "rows16"]  # how a matrix lies in its file: docs/PACK.md
+Layout = Literal["flat", "rows16", "mma"]  # how a matrix lies in its file: docs/PACK.md
 Backend = Literal["any", "cpu", "cuda"]
 QkNorm = Literal["none", "head", "row"]
 Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
@@ -35,7 +35,9 @@ class Section(_Value, frozen=True, kw_only=True):
     bytes: Size
     precision: Precision
     shape: tuple[Count, Count]  # rows, cols; flat `down` is transposed: (width, hidden)
-    padded_shape: tuple[Count, Count] | None = None  # none: as shape; rows16: rows padded to a multiple of 16
+    padded_shape: tuple[Count, Count] | None = (
+        None  # none: as shape; rows16: rows padded to a multiple of 16, mma: columns too
+    )
     layout: Layout = "flat"
     layer: Count | None = None
     scales: str | None = None  # for quantised precisions: where these lie; none today
@@ -101,7 +103,7 @@ class Manifest(_Value, frozen=True, kw_only=True):
     """colibri.json."""
 
     version: int
-    backend: Backend  # flat packs are for any, rows16 packs for the CPU
+    backend: Backend  # flat packs are for any, rows16 packs for the CPU, mma packs for CUDA
     family: str  # the checkpoint's architecture, e.g. Qwen2MoeForCausalLM
     name: str  # default model id
     precision: Precision  # of most weights; sections are authoritative

@@ -1,4 +1,4 @@
-"""The rows16 layout with numpy: 16 rows side by side, column by column (docs/PACK.md)."""
+"""The layouts rows16 and mma with numpy (docs/PACK.md): tiles of 16 rows, in mma also of 16 columns."""
 
 from __future__ import annotations
 
@@ -6,26 +6,40 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colibrid.model.layout import TILE_ROWS
+from colibrid.model.layout import TILE_COLS, TILE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from colibrid.model.floats import Array
+    from colibrid.model.manifest import Layout
 
 
-def tiled(blocks: Iterable[Array]) -> Iterator[Array]:
-    """The bytes of a matrix in rows16, from its rows in blocks (rows, cols) of any height. The last tile is padded."""
+def tiled(blocks: Iterable[Array], layout: Layout) -> Iterator[Array]:
+    """The bytes of a matrix in rows16 or mma, from its rows in blocks (rows, cols) of any height.
+
+    The last tiles are padded with zeros.
+    """
+    make = _mma if layout == "mma" else _rows16
     left: Array | None = None
     for block in blocks:
         rows = block if left is None or not len(left) else np.concatenate([left, block])
         whole = len(rows) - len(rows) % TILE_ROWS
         if whole:
-            yield _tiles(rows[:whole])
+            yield make(rows[:whole])
         left = rows[whole:]
     if left is not None and len(left):
-        yield _tiles(np.concatenate([left, np.zeros((TILE_ROWS - len(left), left.shape[1]), left.dtype)]))
+        yield make(np.concatenate([left, np.zeros((TILE_ROWS - len(left), left.shape[1]), left.dtype)]))
 
 
-def _tiles(rows: Array) -> Array:
+def _rows16(rows: Array) -> Array:
     return rows.reshape(-1, TILE_ROWS, rows.shape[1]).transpose(0, 2, 1)
+
+
+def _mma(rows: Array) -> Array:
+    """Of a tile, lane 4 g + q holds rows g, g + 8 of columns 2q, 2q + 1, then the same of columns 2q + 8, 2q + 9."""
+    padding = -rows.shape[1] % TILE_COLS
+    padded = np.pad(rows, ((0, 0), (0, padding))) if padding else rows
+    # tile row, half of rows, g | tile column, half of columns, q, parity
+    parts = padded.reshape(-1, 2, 8, padded.shape[1] // TILE_COLS, 2, 4, 2)
+    return parts.transpose(0, 3, 2, 5, 4, 1, 6)

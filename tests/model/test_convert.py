@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -100,6 +101,38 @@ def test_a_pack_for_the_cpu_is_rows16(tmp_path: Path) -> None:
                 values = np.frombuffer(data, kind, rows * cols, section.offset).reshape(-1, cols, 16)
                 assert values[-1, :, : section.shape[0] % 16].any()
                 assert not values[-1, :, section.shape[0] % 16 :].any()
+
+
+def test_a_pack_for_cuda_is_mma(tmp_path: Path) -> None:
+    """Element by element, every matrix lies where the lanes of an mma instruction want it, the padding zero."""
+    case = next(case for case in CASES if case.name == "qwen-odd-sizes")
+    src = write_checkpoint(case, tmp_path / "src")
+    manifest = convert(src, tmp_path / "cuda", "fp16", crc32c=zlib.crc32, backend="cuda")
+    flat = convert(src, tmp_path / "any", "fp16", crc32c=zlib.crc32, backend="any")
+    assert manifest.backend == "cuda"
+    for file, plain in zip(manifest.files, flat.files, strict=True):
+        data, expected = ((tmp_path / name / file.name).read_bytes() for name in ("cuda", "any"))
+        for section, source in zip(file.sections, plain.sections, strict=True):
+            values = np.frombuffer(expected, floats.STORAGE[source.precision], offset=source.offset)
+            matrix = values[: source.shape[0] * source.shape[1]].reshape(source.shape)
+            if section.layout == "flat":
+                assert data[section.offset :][: section.bytes] == matrix.tobytes()
+                continue
+            matrix = matrix.T if section.role == "down" else matrix
+            rows, cols = padded(section.shape, "mma")
+            wanted = np.zeros((rows, cols), np.uint16)
+            wanted[: matrix.shape[0], : matrix.shape[1]] = matrix.view(np.uint16)
+            tiles = np.frombuffer(data, np.uint16, rows * cols, section.offset).reshape(rows // 16, cols // 16, 32, 8)
+            for lane, element in itertools.product(range(32), range(8)):
+                row = lane // 4 + element // 2 % 2 * 8
+                col = lane % 4 * 2 + element % 2 + element // 4 * 8
+                np.testing.assert_array_equal(tiles[:, :, lane, element], wanted[row::16, col::16])
+
+
+def test_a_pack_for_cuda_has_16_bit_weights(tmp_path: Path) -> None:
+    """An fp32 pack for CUDA is refused, with the options that help."""
+    with pytest.raises(ModelError, match="16-bit weights; convert with --dtype bf16 or fp16"):
+        convert(write_checkpoint(BASE, tmp_path / "src"), tmp_path / "p", "fp32", crc32c=zlib.crc32, backend="cuda")
 
 
 def test_auto_keeps_the_checkpoints_precision(tmp_path: Path) -> None:

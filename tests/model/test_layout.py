@@ -17,7 +17,7 @@ def _planned(index: int, matrices: layout.Layout = "flat") -> tuple[layout.PackF
 
 def test_sections_are_aligned_and_do_not_overlap() -> None:
     """Every section starts on 256 bytes and after the end of the one before it; the last one ends the file."""
-    for index, matrices in itertools.product(range(len(CASES)), ("flat", "rows16")):
+    for index, matrices in itertools.product(range(len(CASES)), ("flat", "rows16", "mma")):
         for file in _planned(index, matrices):
             end = 0
             for section in file.sections:
@@ -66,6 +66,18 @@ def test_rows16_pads_rows_and_does_not_transpose_down() -> None:
     ]
     vectors = {section.role for section in _planned(0, "rows16")[0].sections if section.layout == "flat"}
     assert vectors == {"final_norm", "attn_norm", "qkv_bias", "ffn_norm", "shared_gate"}
+
+
+def test_mma_pads_both_sides_and_leaves_the_router_flat() -> None:
+    """In a pack for CUDA matrices are padded to tiles of 16 x 16, `down` is (hidden, width), the router stays flat."""
+    file = next(file for file in _planned(0, "mma") if file.name == "expert_1_3.bin")
+    assert [(s.role, s.shape, s.padded_shape, s.layout, s.bytes) for s in file.sections] == [
+        ("gate", (24, 32), (32, 32), "mma", 2048),
+        ("up", (24, 32), (32, 32), "mma", 2048),
+        ("down", (32, 24), (32, 32), "mma", 2048),
+    ]
+    flat = {section.role for section in _planned(0, "mma")[0].sections if section.layout == "flat"}
+    assert flat == {"final_norm", "attn_norm", "qkv_bias", "ffn_norm", "router", "shared_gate"}
 
 
 def test_packed_removes_the_gaps() -> None:
