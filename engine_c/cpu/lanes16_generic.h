@@ -58,10 +58,9 @@ static inline clb_lanes16 clb_lanes16_add(clb_lanes16 x, clb_lanes16 y) {
   return (clb_lanes16){x.a + y.a, x.b + y.b, x.c + y.c, x.d + y.d};
 }
 
-/* sums + values * factor */
-static inline clb_lanes16 clb_lanes16_add_scaled(clb_lanes16 sums, clb_lanes16 values, float factor) {
-  const clb_float4 f = {factor, factor, factor, factor};
-  return (clb_lanes16){sums.a + values.a * f, sums.b + values.b * f, sums.c + values.c * f, sums.d + values.d * f};
+/* sums + x * y */
+static inline clb_lanes16 clb_lanes16_add_product(clb_lanes16 sums, clb_lanes16 x, clb_lanes16 y) {
+  return (clb_lanes16){sums.a + x.a * y.a, sums.b + x.b * y.b, sums.c + x.c * y.c, sums.d + x.d * y.d};
 }
 
 /* Eight 16-bit numbers in the upper halves of two vectors of four words, whose lower halves are zero. Little-endian. */

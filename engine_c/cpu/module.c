@@ -5,13 +5,15 @@
  * Order of additions (what row independence stands on): colibri.h. A lane is a row, so no sum ever crosses lanes.
  *
  * Blocking (speed only, never the order)
- *   panel   up to 48 tokens                    chunk   up to 8 tiles; of gate_up: 4 of gate, the same 4 of up
- *   block   256 columns of a chunk: inputs of the panel are gathered into `x`, then
- *             few tokens    every weight is widened where it is used, several tiles at a time: as many streams
- *             many tokens   a pair of tiles is widened into 32 KiB once and used for groups of tokens whose sums fit
- *                           the registers
+ *   panel   up to 64 tokens
+ *   chunk   up to 8 tiles; of gate_up: 4 of gate, the same 4 of up
+ *   block   256 columns of a chunk, inputs of the panel gathered side by side
+ *   group   tokens of a panel and tiles of a chunk whose sums fit the registers
+ * For few tokens a group has many tiles, which are as many streams from memory, and each is prefetched a little ahead.
+ * For many it has few tiles, which stay in the first-level cache for the groups of all tokens while the next ones are
+ * prefetched. Weights are widened where they are used: beside the sums that costs nothing.
  *
- * Thread-safe and re-entrant: no state, no allocation; 112 KiB of stack.
+ * Thread-safe and re-entrant: no state, no allocation; 108 KiB of stack.
  */
 #include <stddef.h>
 #include <string.h>
@@ -45,26 +47,32 @@ enum {
   ROWS = CLB_TILE_ROWS,
   BLOCK_COLS = 256,               /* part of the order of additions */
   INPUT_STRIDE = BLOCK_COLS + 16, /* off a power of two, so that tokens do not fight for the same cache lines */
-  PANEL = 48,
+  PANEL = 64,
   CHUNK = 8,
-  PAIR = 2
+  STREAM_TOKENS = 3, /* up to here memory is what counts */
+  AHEAD_COLS = 32    /* of prefetching in a stream */
 };
 
-/* Some tiles of one call, up to CHUNK, and some of its tokens, up to PANEL. */
+/* Some tiles of one call, and some of its tokens. */
 typedef struct chunk {
   const weight_t* tiles[CHUNK]; /* first column of each */
   const float* inputs[PANEL];   /* of each token */
   size_t count;                 /* tiles */
   size_t tokens;
   size_t cols;
+  size_t stride;                  /* weights from a tile to the one of the next chunk */
   clb_lanes16 sums[CHUNK][PANEL]; /* result of each tile and token */
 } chunk;
 
-/* sums[n][t] += tile n . x of token t over `cols` columns. wide: the tiles are fp32, whatever the module's weights are.
-   count, tokens and wide are constants wherever this is inlined, so that s lives in registers. */
-static ALWAYS_INLINE void add_block(const void* const* tiles, const int wide, const size_t count, const float* x,
-                                    size_t cols, const size_t tokens, clb_lanes16 (*sums)[PANEL]) {
+/* sums[n][t] += tile n . x of token t over `cols` columns; next: what to prefetch meanwhile, as much of each.
+   count and tokens are constants wherever this is inlined, so that s lives in registers. */
+static ALWAYS_INLINE void add_block(const weight_t* const* tiles, const weight_t* const* next, const size_t count,
+                                    const float* x, size_t cols, const size_t tokens, clb_lanes16 (*sums)[PANEL]) {
   clb_lanes16 s[CHUNK][CLB_GROUP];
+  /* Of weights and inputs the fewer stay in registers while the others come one by one. */
+  const int by_tile = tokens < count;
+  const size_t fewer = by_tile ? tokens : count;
+  const size_t more = by_tile ? count : tokens;
 #pragma GCC unroll 8
   for (size_t n = 0; n < count; ++n) {
 #pragma GCC unroll 12
@@ -73,13 +81,22 @@ static ALWAYS_INLINE void add_block(const void* const* tiles, const int wide, co
     }
   }
   for (size_t c = 0; c < cols; ++c) {
+    clb_lanes16 few[CHUNK];
 #pragma GCC unroll 8
     for (size_t n = 0; n < count; ++n) {
-      const clb_lanes16 weights = wide ? clb_lanes16_load((const float*)tiles[n] + c * ROWS)
-                                       : load_weights((const weight_t*)tiles[n] + c * ROWS);
+      __builtin_prefetch(next[n] + c * ROWS);
+    }
+#pragma GCC unroll 8
+    for (size_t i = 0; i < fewer; ++i) {
+      few[i] = by_tile ? clb_lanes16_spread(x[i * INPUT_STRIDE + c]) : load_weights(tiles[i] + c * ROWS);
+    }
 #pragma GCC unroll 12
-      for (size_t t = 0; t < tokens; ++t) {
-        s[n][t] = clb_lanes16_add_scaled(s[n][t], weights, x[t * INPUT_STRIDE + c]);
+    for (size_t i = 0; i < more; ++i) {
+      const clb_lanes16 one = by_tile ? load_weights(tiles[i] + c * ROWS) : clb_lanes16_spread(x[i * INPUT_STRIDE + c]);
+#pragma GCC unroll 8
+      for (size_t j = 0; j < fewer; ++j) {
+        clb_lanes16* const sum = by_tile ? &s[i][j] : &s[j][i];
+        *sum = clb_lanes16_add_product(*sum, few[j], one);
       }
     }
   }
@@ -92,21 +109,21 @@ static ALWAYS_INLINE void add_block(const void* const* tiles, const int wide, co
   }
 }
 
-/* add_block for any number of tiles, as many at once as the registers hold. */
-static ALWAYS_INLINE void add_tiles(const void* const* tiles, const int wide, size_t count, const float* x, size_t cols,
-                                    const size_t tokens, clb_lanes16 (*sums)[PANEL]) {
+/* add_block for up to CHUNK tiles, as many at once as the registers hold. */
+static ALWAYS_INLINE void add_tiles(const weight_t* const* tiles, const weight_t* const* next, size_t count,
+                                    const float* x, size_t cols, const size_t tokens, clb_lanes16 (*sums)[PANEL]) {
   size_t n = 0;
   for (; CLB_GROUP_TILES(tokens) >= 8 && n + 8 <= count; n += 8) {
-    add_block(tiles + n, wide, 8, x, cols, tokens, sums + n);
+    add_block(tiles + n, next + n, 8, x, cols, tokens, sums + n);
   }
   for (; CLB_GROUP_TILES(tokens) >= 4 && n + 4 <= count; n += 4) {
-    add_block(tiles + n, wide, 4, x, cols, tokens, sums + n);
+    add_block(tiles + n, next + n, 4, x, cols, tokens, sums + n);
   }
   for (; CLB_GROUP_TILES(tokens) >= 2 && n + 2 <= count; n += 2) {
-    add_block(tiles + n, wide, 2, x, cols, tokens, sums + n);
+    add_block(tiles + n, next + n, 2, x, cols, tokens, sums + n);
   }
   for (; n < count; ++n) {
-    add_block(tiles + n, wide, 1, x, cols, tokens, sums + n);
+    add_block(tiles + n, next + n, 1, x, cols, tokens, sums + n);
   }
 }
 
@@ -114,11 +131,11 @@ static ALWAYS_INLINE void add_tiles(const void* const* tiles, const int wide, si
 #define CASE(tokens)                                          \
   case tokens:                                                \
     if ((tokens) <= CLB_GROUP) {                              \
-      add_tiles(tiles, wide, count, x, cols, (tokens), sums); \
+      add_tiles(tiles, next, count, x, cols, (tokens), sums); \
     }                                                         \
     break
-static ALWAYS_INLINE void add_group(const void* const* tiles, const int wide, size_t count, const float* x, size_t cols,
-                                    size_t tokens, clb_lanes16 (*sums)[PANEL]) {
+static void add_group(const weight_t* const* tiles, const weight_t* const* next, size_t count, const float* x,
+                      size_t cols, size_t tokens, clb_lanes16 (*sums)[PANEL]) {
   switch (tokens) {
     CASE(1);
     CASE(2);
@@ -138,36 +155,30 @@ static ALWAYS_INLINE void add_group(const void* const* tiles, const int wide, si
 }
 #undef CASE
 
-/* Kept apart, so that the many forms of add_block exist once for each kind of weights. */
-static __attribute__((noinline)) void add_narrow(const void* const* tiles, size_t count, const float* x, size_t cols,
-                                                 size_t tokens, clb_lanes16 (*sums)[PANEL]) {
-  add_group(tiles, 0, count, x, cols, tokens, sums);
-}
-
-static __attribute__((noinline)) void add_wide(const void* const* tiles, size_t count, const float* x, size_t cols,
-                                               size_t tokens, clb_lanes16 (*sums)[PANEL]) {
-  add_group(tiles, 1, count, x, cols, tokens, sums);
-}
-
-/* Many tokens: tiles in pairs, widened once, then used for groups of tokens of nearly equal size. */
-static void add_many(const void* const* tiles, size_t count, const float* x, size_t cols, size_t tokens,
-                     clb_lanes16 (*sums)[PANEL]) {
-  _Alignas(64) float wide[PAIR][BLOCK_COLS * ROWS];
-  const size_t groups = (tokens + CLB_GROUP - 1) / CLB_GROUP;
-  for (size_t n = 0; n < count; n += PAIR) {
-    const size_t pair = count - n < PAIR ? count - n : PAIR;
-    const void* sources[PAIR] = {tiles[n], tiles[n + pair - 1]};
-    for (size_t i = 0; MODULE_PRECISION != CLB_FP32 && i < pair; ++i) {
-      for (size_t c = 0; c < cols; ++c) {
-        clb_lanes16_store(load_weights((const weight_t*)sources[i] + c * ROWS), wide[i] + c * ROWS);
-      }
-      sources[i] = wide[i];
-    }
+/* One block of columns, from `begin`, for all tiles and tokens of a chunk. x: the first token's inputs. */
+static void add_columns(chunk* work, const float* x, size_t begin, size_t cols) {
+  const size_t groups = (work->tokens + CLB_GROUP - 1) / CLB_GROUP; /* of nearly equal size */
+  const size_t step = CLB_GROUP_TILES((work->tokens + groups - 1) / groups);
+  const weight_t* tiles[CHUNK];
+  const weight_t* next[CHUNK];
+  for (size_t n = 0; n < work->count; ++n) {
+    tiles[n] = work->tiles[n] + begin * ROWS;
+  }
+  for (size_t n = 0; n < work->count; ++n) {
+    const size_t again = n % step; /* the last tiles are followed by the first ones of the next block or chunk */
+    const weight_t* const first =
+        begin + cols < work->cols ? tiles[again] + BLOCK_COLS * ROWS : work->tiles[again] + work->stride;
+    next[n] = work->tokens <= STREAM_TOKENS ? tiles[n] + AHEAD_COLS * ROWS
+              : n + step < work->count      ? tiles[n + step]
+                                            : first;
+  }
+  for (size_t n = 0; n < work->count; n += step) {
+    const size_t count = work->count - n < step ? work->count - n : step;
     for (size_t g = 0; g < groups; ++g) {
-      const size_t first = tokens * g / groups;
-      const size_t next = tokens * (g + 1) / groups;
-      clb_lanes16(*const part)[PANEL] = (clb_lanes16(*)[PANEL])(void*)&sums[n][first];
-      add_wide(sources, pair, x + first * INPUT_STRIDE, cols, next - first, part);
+      const size_t first = work->tokens * g / groups;
+      const size_t end = work->tokens * (g + 1) / groups;
+      clb_lanes16(*const sums)[PANEL] = (clb_lanes16(*)[PANEL])(void*)&work->sums[n][first];
+      add_group(tiles + n, next + n, count, x + first * INPUT_STRIDE, cols, end - first, sums);
     }
   }
 }
@@ -182,22 +193,14 @@ static void multiply(chunk* work) {
   }
   for (size_t begin = 0; begin < work->cols; begin += BLOCK_COLS) {
     const size_t cols = work->cols - begin < BLOCK_COLS ? work->cols - begin : BLOCK_COLS;
-    const void* tiles[CHUNK];
-    for (size_t n = 0; n < work->count; ++n) {
-      tiles[n] = work->tiles[n] + begin * ROWS;
-    }
     if (work->tokens == 1) {
-      add_narrow(tiles, work->count, work->inputs[0] + begin, cols, 1, work->sums);
+      add_columns(work, work->inputs[0] + begin, begin, cols);
       continue;
     }
     for (size_t t = 0; t < work->tokens; ++t) {
       memcpy(gathered + t * INPUT_STRIDE, work->inputs[t] + begin, cols * sizeof(float));
     }
-    if (work->tokens <= CLB_GROUP) {
-      add_narrow(tiles, work->count, gathered, cols, work->tokens, work->sums);
-    } else {
-      add_many(tiles, work->count, gathered, cols, work->tokens, work->sums);
-    }
+    add_columns(work, gathered, begin, cols);
   }
 }
 
@@ -235,6 +238,7 @@ static inline clb_lanes16 load_rows(const float* values, size_t rows) {
 static void linear(const clb_linear_args* args) {
   chunk work;
   work.cols = args->cols;
+  work.stride = CHUNK * ROWS * work.cols;
   for (size_t first = 0; first < args->tokens; first += PANEL) {
     take_tokens(&work, args->input, args->inputs, args->input_stride, first, args->tokens);
     for (size_t row = args->row_begin; row < args->row_end; row += CHUNK * ROWS) {
@@ -260,6 +264,7 @@ static void gate_up(const clb_gated_linear_args* args) {
   enum { HALF = CHUNK / 2 };
   chunk work;
   work.cols = args->cols;
+  work.stride = HALF * ROWS * work.cols;
   for (size_t first = 0; first < args->tokens; first += PANEL) {
     take_tokens(&work, args->input, args->inputs, args->input_stride, first, args->tokens);
     for (size_t row = args->row_begin; row < args->row_end; row += HALF * ROWS) {

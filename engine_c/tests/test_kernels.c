@@ -9,9 +9,9 @@
 #include "number.h"
 #include "test.h"
 
-enum { MAX_COLS = 1100, MAX_ROWS = 150, MAX_TOKENS = 70, TILE = CLB_TILE_ROWS, ISAS = 1 };
+enum { MAX_COLS = 1100, MAX_ROWS = 150, MAX_TOKENS = 70, TILE = CLB_TILE_ROWS, ISAS = 3 };
 
-static const char* const isas[ISAS] = {"generic"};
+static const char* const isas[ISAS] = {"generic", "avx2", "avx512"};
 static const char* const precisions[] = {"fp32", "fp16", "bf16"};
 static void* handles[ISAS][3]; /* of the modules; closed by main */
 static _Alignas(64) unsigned char weights[2][4 * (MAX_ROWS + TILE) * MAX_COLS];
@@ -258,14 +258,14 @@ static void gate_up_cases(const clb_module* module) {
     const uint32_t cols = pick(&state, i % 2 == 0 ? 40 : 600);
     const uint32_t rows = pick(&state, MAX_ROWS);
     clb_gated_linear_args args = {.gate = weights[0],
-                             .up = weights[1],
-                             .input = input,
-                             .output = output,
-                             .inputs = i / 2 % 2 == 0 ? inputs : NULL,
-                             .input_stride = cols,
-                             .output_stride = rows + 2u,
-                             .tokens = pick(&state, i % 3 == 0 ? 4 : MAX_TOKENS),
-                             .cols = cols};
+                                  .up = weights[1],
+                                  .input = input,
+                                  .output = output,
+                                  .inputs = i / 2 % 2 == 0 ? inputs : NULL,
+                                  .input_stride = cols,
+                                  .output_stride = rows + 2u,
+                                  .tokens = pick(&state, i % 3 == 0 ? 4 : MAX_TOKENS),
+                                  .cols = cols};
     pick_range(&state, rows, &args.row_begin, &args.row_end);
     pick_lists(&state, args.tokens);
     fill_weights(&state, module->precision, 0, rows, cols);
@@ -291,14 +291,14 @@ static void gate_up_company(const clb_module* module) {
   }
   fill_floats(&state, input, (size_t)MAX_TOKENS * cols);
   clb_gated_linear_args args = {.gate = weights[0],
-                           .up = weights[1],
-                           .input = input,
-                           .output = output,
-                           .input_stride = cols,
-                           .output_stride = rows,
-                           .tokens = MAX_TOKENS,
-                           .cols = cols,
-                           .row_end = rows};
+                                .up = weights[1],
+                                .input = input,
+                                .output = output,
+                                .input_stride = cols,
+                                .output_stride = rows,
+                                .tokens = MAX_TOKENS,
+                                .cols = cols,
+                                .row_end = rows};
   module->gate_up(&args);
   for (uint32_t tokens = 1; tokens < 40; ++tokens) {
     args.input = input + (size_t)11 * cols;
@@ -331,10 +331,106 @@ static void row_case(const clb_module* module) {
 /* row widens one row of weights exactly. */
 static void row_is_widened_exactly(void) { for_each_module(row_case); }
 
+/* The generic module's results lie in `output`, another one's in `again`. */
+static void check_agreement(const clb_module* module, size_t count, const char* what) {
+  double largest = 0;
+  for (size_t i = 0; i < count; ++i) {
+    largest = fmax(largest, fabs((double)output[i]));
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (!(fabs((double)again[i] - (double)output[i]) <= 1e-5 * largest)) {
+      (void)fprintf(stderr, "%s, %s: %.9g, generic %.9g, largest %.9g\n", module->name, what, (double)again[i],
+                    (double)output[i], largest);
+      CHECK(0);
+    }
+  }
+}
+
+static void agreement(const clb_module* module) {
+  const uint32_t cols = 1100;
+  const uint32_t rows = 150;
+  const uint32_t tokens = 13;
+  const clb_module* const generic = module_of(0, module->precision);
+  uint64_t state = 6;
+  for (uint32_t m = 0; m < 2; ++m) {
+    fill_weights(&state, module->precision, m, rows, cols);
+  }
+  fill_floats(&state, input, (size_t)tokens * cols);
+  clb_linear_args product = {.weights = weights[0],
+                             .input = input,
+                             .output = output,
+                             .input_stride = cols,
+                             .output_stride = rows,
+                             .tokens = tokens,
+                             .cols = cols,
+                             .row_end = rows};
+  clb_gated_linear_args gated = {.gate = weights[0],
+                                 .up = weights[1],
+                                 .input = input,
+                                 .output = output,
+                                 .input_stride = cols,
+                                 .output_stride = rows,
+                                 .tokens = tokens,
+                                 .cols = cols,
+                                 .row_end = rows};
+  generic->linear(&product);
+  product.output = again;
+  module->linear(&product);
+  check_agreement(module, (size_t)tokens * rows, "linear");
+  generic->gate_up(&gated);
+  gated.output = again;
+  module->gate_up(&gated);
+  check_agreement(module, (size_t)tokens * rows, "gate_up");
+}
+
+/* All modules of one precision give the same numbers within 1e-5 of the largest one. */
+static void modules_agree(void) { for_each_module(agreement); }
+
+/* gate_up of inputs that overflow exp, of zeros and of NaN: silu(-huge) is 0, silu(huge) is huge, NaN stays. */
+static void extremes(const clb_module* module) {
+  const float values[] = {-1e30f, -200.0f, -88.0f, 0.0f, 88.0f, 200.0f, 1e15f, NAN};
+  const uint32_t count = sizeof values / sizeof values[0];
+  memset(weights, 0, sizeof weights);
+  for (uint32_t row = 0; row < TILE; ++row) { /* gate = up = (1), a column vector */
+    for (uint32_t m = 0; m < 2; ++m) {
+      if (module->precision == CLB_FP32) {
+        ((float*)(void*)weights[m])[row] = 1.0f;
+      } else {
+        ((uint16_t*)(void*)weights[m])[row] = module->precision == CLB_FP16 ? 0x3c00 : 0x3f80;
+      }
+    }
+  }
+  memcpy(input, values, sizeof values);
+  const clb_gated_linear_args args = {.gate = weights[0],
+                                      .up = weights[1],
+                                      .input = input,
+                                      .output = output,
+                                      .input_stride = 1,
+                                      .output_stride = TILE,
+                                      .tokens = count,
+                                      .cols = 1,
+                                      .row_end = TILE};
+  module->gate_up(&args);
+  for (uint32_t t = 0; t + 1 < count; ++t) {
+    const double x = (double)values[t];
+    const double wanted = x * (x / (1.0 + exp(-x)));
+    for (uint32_t row = 0; row < TILE; ++row) {
+      CHECK_NEAR(output[t * TILE + row], wanted, 1e-6 * wanted + 1e-30);
+    }
+  }
+  for (uint32_t row = 0; row < TILE; ++row) {
+    CHECK(isnan(output[(count - 1) * TILE + row]));
+  }
+}
+
+/* Extreme inputs of silu neither overflow nor lose NaN. */
+static void extremes_are_finite_and_nan_stays(void) { for_each_module(extremes); }
+
 int main(int argc, char** argv) {
-  static const clb_test tests[] = {TEST(linear_is_a_matrix_product), TEST(linear_ignores_company),
-                                   TEST(gate_up_is_a_gated_product), TEST(gate_up_ignores_company),
-                                   TEST(row_is_widened_exactly)};
+  static const clb_test tests[] = {TEST(linear_is_a_matrix_product),       TEST(linear_ignores_company),
+                                   TEST(gate_up_is_a_gated_product),       TEST(gate_up_ignores_company),
+                                   TEST(row_is_widened_exactly),           TEST(modules_agree),
+                                   TEST(extremes_are_finite_and_nan_stays)};
   const int result = clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
   for (uint32_t i = 0; i < ISAS * 3; ++i) {
     if (handles[i / 3][i % 3] != NULL) {

@@ -1,0 +1,97 @@
+/*
+ * lanes16_avx2.h: sixteen fp32 numbers in two registers of AVX2, with FMA and F16C. Included through lanes16.h.
+ *
+ * Multiplication and addition are fused.
+ */
+#ifndef CLB_CPU_LANES16_AVX2_H
+#define CLB_CPU_LANES16_AVX2_H
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "number.h"
+
+#define CLB_ISA "avx2"
+#define CLB_ISA_RANK 10u
+#define CLB_GROUP 6u /* tokens whose sums fit the registers beside one tile */
+/* Tiles of 16 rows that are done at once with `tokens` of them: at most 12 registers of sums. */
+#define CLB_GROUP_TILES(tokens) ((tokens) == 1u ? 4u : (tokens) <= 3u ? 2u : 1u)
+
+typedef struct clb_lanes16 {
+  __m256 low; /* lanes 0 .. 7 */
+  __m256 high;
+} clb_lanes16;
+
+static inline int32_t clb_isa_supported(void) {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") ? 1 : 0;
+}
+
+static inline clb_lanes16 clb_lanes16_load(const float* values) {
+  return (clb_lanes16){_mm256_loadu_ps(values), _mm256_loadu_ps(values + 8)};
+}
+
+static inline void clb_lanes16_store(clb_lanes16 lanes, float* values) {
+  _mm256_storeu_ps(values, lanes.low);
+  _mm256_storeu_ps(values + 8, lanes.high);
+}
+
+static inline clb_lanes16 clb_lanes16_spread(float value) {
+  return (clb_lanes16){_mm256_set1_ps(value), _mm256_set1_ps(value)};
+}
+
+static inline clb_lanes16 clb_lanes16_add(clb_lanes16 x, clb_lanes16 y) {
+  return (clb_lanes16){_mm256_add_ps(x.low, y.low), _mm256_add_ps(x.high, y.high)};
+}
+
+/* sums + x * y */
+static inline clb_lanes16 clb_lanes16_add_product(clb_lanes16 sums, clb_lanes16 x, clb_lanes16 y) {
+  return (clb_lanes16){_mm256_fmadd_ps(x.low, y.low, sums.low), _mm256_fmadd_ps(x.high, y.high, sums.high)};
+}
+
+static inline __m256 clb_load_bf16_8(const uint16_t* values) {
+  const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(const void*)values));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(words, 16));
+}
+
+static inline clb_lanes16 clb_lanes16_load_bf16(const uint16_t* values) {
+  return (clb_lanes16){clb_load_bf16_8(values), clb_load_bf16_8(values + 8)};
+}
+
+static inline clb_lanes16 clb_lanes16_load_half(const uint16_t* values) {
+  return (clb_lanes16){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)values)),
+                       _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)(values + 8)))};
+}
+
+/* exp of values up to 87; 0 below -87, NaN stays NaN. Error below 2 ulp. */
+static inline __m256 clb_exp_8(__m256 x) {
+  const __m256 kept = _mm256_cmp_ps(x, _mm256_set1_ps(-87.0f), _CMP_NLT_UQ);
+  const __m256 n = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(1.44269504f)), 8);
+  __m256 r = _mm256_fnmadd_ps(n, _mm256_set1_ps(0.693359375f), x);
+  r = _mm256_fnmadd_ps(n, _mm256_set1_ps(-2.12194440e-4f), r);
+  __m256 p = _mm256_fmadd_ps(_mm256_set1_ps(1.98412698e-4f), r, _mm256_set1_ps(1.38888889e-3f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(8.33333333e-3f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(4.16666667e-2f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.66666667e-1f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
+  p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
+  const __m256i power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+  return _mm256_and_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(power)), kept);
+}
+
+static inline clb_lanes16 clb_lanes16_exp(clb_lanes16 x) { return (clb_lanes16){clb_exp_8(x.low), clb_exp_8(x.high)}; }
+
+/* silu(gate) * up. exp(-|g|) never overflows: sigmoid(g) = (g < 0 ? exp(-|g|) : 1) / (1 + exp(-|g|)). */
+static inline __m256 clb_silu_times_8(__m256 gate, __m256 up) {
+  const __m256 one = _mm256_set1_ps(1.0f);
+  const __m256 e = clb_exp_8(_mm256_or_ps(gate, _mm256_set1_ps(-0.0f)));
+  const __m256 top = _mm256_blendv_ps(one, e, gate);
+  return _mm256_mul_ps(_mm256_mul_ps(gate, _mm256_div_ps(top, _mm256_add_ps(one, e))), up);
+}
+
+static inline clb_lanes16 clb_lanes16_silu_times(clb_lanes16 gate, clb_lanes16 up) {
+  return (clb_lanes16){clb_silu_times_8(gate.low, up.low), clb_silu_times_8(gate.high, up.high)};
+}
+
+#endif /* CLB_CPU_LANES16_AVX2_H */

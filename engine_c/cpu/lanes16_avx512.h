@@ -1,0 +1,77 @@
+/*
+ * lanes16_avx512.h: sixteen fp32 numbers in one register of AVX-512 (F, BW, VL, DQ). Included through lanes16.h.
+ *
+ * Multiplication and addition are fused. bf16 is widened: the dot-product instructions round each pair of products,
+ * and are slower for few tokens, where memory is what counts.
+ */
+#ifndef CLB_CPU_LANES16_AVX512_H
+#define CLB_CPU_LANES16_AVX512_H
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "number.h"
+
+#define CLB_ISA "avx512"
+#define CLB_ISA_RANK 20u
+#define CLB_GROUP 12u /* tokens whose sums fit the registers beside two tiles */
+/* Tiles of 16 rows that are done at once with `tokens` of them: at most 24 sums. */
+#define CLB_GROUP_TILES(tokens) ((tokens) <= 3u ? 8u : (tokens) <= 6u ? 4u : 2u)
+
+typedef __m512 clb_lanes16;
+
+static inline int32_t clb_isa_supported(void) {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
+             ? 1
+             : 0;
+}
+
+static inline clb_lanes16 clb_lanes16_load(const float* values) { return _mm512_loadu_ps(values); }
+
+static inline void clb_lanes16_store(clb_lanes16 lanes, float* values) { _mm512_storeu_ps(values, lanes); }
+
+static inline clb_lanes16 clb_lanes16_spread(float value) { return _mm512_set1_ps(value); }
+
+static inline clb_lanes16 clb_lanes16_add(clb_lanes16 x, clb_lanes16 y) { return _mm512_add_ps(x, y); }
+
+/* sums + x * y */
+static inline clb_lanes16 clb_lanes16_add_product(clb_lanes16 sums, clb_lanes16 x, clb_lanes16 y) {
+  return _mm512_fmadd_ps(x, y, sums);
+}
+
+static inline clb_lanes16 clb_lanes16_load_bf16(const uint16_t* values) {
+  const __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(const void*)values));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+}
+
+static inline clb_lanes16 clb_lanes16_load_half(const uint16_t* values) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(const void*)values));
+}
+
+/* exp of values up to 87; 0 below -87, NaN stays NaN. Error below 2 ulp. */
+static inline clb_lanes16 clb_lanes16_exp(clb_lanes16 x) {
+  const __mmask16 kept = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+  __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(1.98412698e-4f), r, _mm512_set1_ps(1.38888889e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.33333333e-3f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.16666667e-2f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.66666667e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+  return _mm512_maskz_scalef_ps(kept, p, n);
+}
+
+/* silu(gate) * up. exp(-|g|) never overflows: sigmoid(g) = (g < 0 ? exp(-|g|) : 1) / (1 + exp(-|g|)). */
+static inline clb_lanes16 clb_lanes16_silu_times(clb_lanes16 gate, clb_lanes16 up) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512 e = clb_lanes16_exp(_mm512_or_ps(gate, _mm512_set1_ps(-0.0f)));
+  const __m512 top = _mm512_mask_blend_ps(_mm512_cmp_ps_mask(gate, _mm512_setzero_ps(), _CMP_LT_OQ), one, e);
+  return _mm512_mul_ps(_mm512_mul_ps(gate, _mm512_div_ps(top, _mm512_add_ps(one, e))), up);
+}
+
+#endif /* CLB_CPU_LANES16_AVX512_H */
