@@ -13,7 +13,7 @@ PY_DIRS := colibrid tests engine_c/tools $(wildcard .ci/*.py bench/*.py)
 PYTEST := PYTHONSAFEPATH=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan cross lint format cubins bench clean
+.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan fuzz cross lint format cubins bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -62,6 +62,10 @@ test-tsan: $(VENV)/.dev  ## rings, thread pool and steps under the thread saniti
 		-Db_sanitize=thread
 	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel engine stage step_threads threads
 
+SECONDS ?= 60
+fuzz: $(VENV)/.dev  ## loader and request block against hostile input: make fuzz SECONDS=60
+	PATH="$(CURDIR)/$(BIN):$(BIN):$$PATH" engine_c/tools/fuzz.sh $(SECONDS)
+
 AARCH64 := aarch64-linux-gnu-gcc -std=c11 -Wall -Wextra -Wconversion -Wcast-qual -Werror -O2 -fPIC -D_GNU_SOURCE \
 	-D_FILE_OFFSET_BITS=64 -Iengine_c/include -Iengine_c/src -Iengine_c/cpu -Ibuild/engine_c -c -o /dev/null
 cross: lib  ## compile the engine for aarch64, where a cross compiler is installed
@@ -88,4 +92,4 @@ bench: $(VENV)/.installed  ## speed of the engine on this machine
 	$(BIN)/colibrid bench engine
 
 clean:  ## remove what was built
-	rm -rf build build-asan build-tsan dist $(VENV) colibrid/engine/lib .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build build-asan build-tsan build-fuzz dist $(VENV) colibrid/engine/lib .mypy_cache .ruff_cache .pytest_cache

@@ -3,10 +3,7 @@
  *
  * The input is a list of 8-byte edits of a good description: {what, row, word, how, value (4 bytes)}. After them the
  * plan must either refuse or be loadable without touching memory that is not its own (the sanitizers watch), and what
- * loads must have every section inside the weights memory.
- *
- * With clang: -fsanitize=fuzzer -DCLB_LIBFUZZER. Otherwise main runs a number of seeded random inputs
- * (fuzz_loader [RUNS]) and is part of the test suite.
+ * loads must have every section inside the weights memory. See fuzz.h for how to run it.
  */
 #define _XOPEN_SOURCE 700
 
@@ -16,39 +13,20 @@
 #include <string.h>
 
 #include "assert.h"
+#include "fuzz.h"
 #include "loader_internal.h"
-#include "test.h"
 #include "tiny_model.h"
 
 #define EDIT_BYTES 8u
+#define MOST_EDITS 8u
 #define MOST_MEMORY (UINT64_C(16) << 20)
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-
-/* Numbers near which arithmetic goes wrong. */
-static const uint32_t sharp[] = {0u,     1u,          2u,          255u,        4096u,      65535u,
-                                 65536u, 0x7fffffffu, 0x80000000u, 0xfffffffeu, 0xffffffffu};
+static tiny_model models[2]; /* of each layout */
 
 static void edit_words(void* target, size_t bytes, const uint8_t* edit) {
   uint32_t value;
-  uint32_t word;
-  char* place = (char*)target + (edit[2] % (bytes / 4)) * 4;
   memcpy(&value, edit + 4, sizeof value);
-  memcpy(&word, place, sizeof word);
-  switch (edit[3] % 4) {
-    case 0:
-      word = value;
-      break;
-    case 1:
-      word = sharp[value % (sizeof sharp / sizeof sharp[0])];
-      break;
-    case 2:
-      word += value % 5 - 2;
-      break;
-    default:
-      word ^= 1u << (value % 32);
-  }
-  memcpy(place, &word, sizeof word);
+  clb_fuzz_edit(target, bytes, edit[2], edit[3], value);
 }
 
 /* Pointers are the caller's word and stay; only numbers are edited. */
@@ -138,16 +116,22 @@ static void load(const tiny_model* tiny, uint32_t weights) {
   free(host);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static tiny_model models[2]; /* of each layout */
-  for (uint32_t layout = 0; layout < 2 && models[layout].dir_fd == 0; ++layout) {
+static void free_models(void) {
+  tiny_free(&models[0]);
+  tiny_free(&models[1]);
+}
+
+static void make_models(void) {
+  for (uint32_t layout = 0; layout < 2; ++layout) {
     tiny_make(&models[layout], 1, CLB_BF16, layout, TINY_VOCAB);
     tiny_write(&models[layout]);
   }
-  if (data == NULL) { /* our own main: the end */
-    tiny_free(&models[0]);
-    tiny_free(&models[1]);
-    return 0;
+  CLB_ASSERT(atexit(free_models) == 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (models[0].dir_fd == 0) {
+    make_models();
   }
   const tiny_model good = models[size / 4 % 2];
   tiny_model bent = good;
@@ -155,26 +139,11 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   bent.model.section_table = bent.sections;
   bent.model.file_table = bent.files;
   bent.model.rope_inv_freq = bent.inv_freq;
-  for (size_t i = 0; i + EDIT_BYTES <= size && i < 8 * EDIT_BYTES; i += EDIT_BYTES) {
+  for (size_t i = 0; i + EDIT_BYTES <= size && i < MOST_EDITS * EDIT_BYTES; i += EDIT_BYTES) {
     apply(&bent, good.model.section_count, data + i);
   }
   load(&bent, size % 4 == 0 ? CLB_WEIGHTS_FILES : CLB_WEIGHTS_DUMMY);
   return 0;
 }
 
-#ifndef CLB_LIBFUZZER
-int main(int argc, char** argv) {
-  const unsigned long runs = argc > 1 ? strtoul(argv[1], NULL, 10) : 5000;
-  uint64_t seed = 11;
-  uint8_t input[8 * EDIT_BYTES + 3];
-  for (unsigned long run = 0; run < runs; ++run) {
-    for (size_t i = 0; i < sizeof input; ++i) {
-      input[i] = (uint8_t)clb_test_random(&seed);
-    }
-    (void)LLVMFuzzerTestOneInput(input, clb_test_random(&seed) % sizeof input);
-  }
-  (void)LLVMFuzzerTestOneInput(NULL, 0);
-  (void)printf("%lu inputs: 0 crashes\n", runs);
-  return 0;
-}
-#endif
+CLB_FUZZ_MAIN(MOST_EDITS* EDIT_BYTES + 3)
