@@ -1,28 +1,29 @@
-"""`colibrid bench engine`."""
+"""`colibrid bench engine` and `colibrid bench http`."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from colibrid.cli.engine_bench import EngineBench, Row, read_bandwidth
-from colibrid.cli.footprint import footprint
-from colibrid.cli.models import resolve_model
+from colibrid import __version__
 from colibrid.cli.options import engine_options, load_settings
 from colibrid.config.environment import read_environment
-from colibrid.config.sizes import format_bytes
-from colibrid.engine.library import Library
-from colibrid.engine.spec import EngineSpec, make_spec
 from colibrid.errors import ConfigError
-from colibrid.model.pack import open_pack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Sequence
 
+    from colibrid.cli.engine_bench import EngineBench, Load, Row
+    from colibrid.config.settings import Settings
+    from colibrid.engine.spec import EngineSpec
     from colibrid.model.manifest import Manifest
+
+_MAX_SLOTS = 64
+_MAX_PROMPT = 1 << 20
 
 
 @click.group(short_help="Measure the speed of this machine.")
@@ -33,88 +34,187 @@ def bench() -> None:
 @bench.command(short_help="Prefill and decode of the C engine, without HTTP.")
 @click.argument("model", metavar="[MODEL]", required=False)
 @engine_options
+@click.option("--dummy", is_flag=True, help="Random weights: MODEL needs no more than a config.json.")
 @click.option("--slots", "slot_list", default="1,2,4,8,16,32", show_default=True, metavar="N,N,…",
               help="Numbers of requests computed together.")  # fmt: skip
-@click.option("--prompt-tokens", type=click.IntRange(1), default=128, show_default=True, help="Of each request.")
-@click.option("--steps", type=click.IntRange(1), default=64, show_default=True, help="Decode steps measured.")
+@click.option("--prompt-tokens", "prompt_list", default="128", show_default=True, metavar="N,N,…",
+              help="Lengths of each request's prompt.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), default=64, show_default=True, help="Decode steps of one measurement.")
+@click.option("--repeat", type=click.IntRange(1, 1000), default=5, show_default=True,
+              help="Measurements of each number, at most; a slow one is repeated less.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def engine(
+    *,
     model: str | None,
     config_file: str | None,
     sets: tuple[str, ...],
+    dummy: bool,
     slot_list: str,
-    prompt_tokens: int,
+    prompt_list: str,
     steps: int,
+    repeat: int,
     as_json: bool,
     **given: str | None,
 ) -> None:
     """Measure prefill and decode of the C engine in this process, without HTTP and text.
 
-    Every row says how many bytes a decode step read and how that compares with the read bandwidth of one core,
-    measured in the same run over a buffer as large as the weights.
+    Every row says how many bytes a decode step read and how that compares with the read bandwidth of this machine,
+    measured beside it.
     """
-    counts = _counts(slot_list)
-    environment = read_environment()
-    sets = (*sets, f"batch.slots={max(counts)}")
-    settings = load_settings(environment, config_file, sets, given).settings
+    # Imported here: the other bench needs neither numpy nor the engine.
+    from colibrid.cli.engine_bench import Load  # noqa: PLC0415
+
+    slots = _numbers("--slots", slot_list, _MAX_SLOTS)
+    prompts = _numbers("--prompt-tokens", prompt_list, _MAX_PROMPT)
+    sets = (*sets, f"batch.slots={max(slots)}", *(("model.weights=dummy",) if dummy else ()))
+    settings = load_settings(read_environment(), config_file, sets, given).settings
+    loads = [
+        Load(slots=count, prompt_tokens=prompt, steps=steps, repeat=repeat) for prompt in prompts for count in slots
+    ]
+    spec, manifest, opened = _open(settings, model, loads)
+    with opened:
+        _measure(opened, spec, manifest, loads, as_json=as_json)
+
+
+def _open(settings: Settings, model: str | None, loads: Sequence[Load]) -> tuple[EngineSpec, Manifest, EngineBench]:
+    """The engine, with room for the loads and no more. ConfigError: they do not fit the model."""
+    from colibrid.cli.engine_bench import EngineBench  # noqa: PLC0415
+    from colibrid.cli.models import resolve_model  # noqa: PLC0415
+    from colibrid.engine.library import Library  # noqa: PLC0415
+    from colibrid.engine.spec import make_spec  # noqa: PLC0415
+    from colibrid.model.pack import open_pack  # noqa: PLC0415
+
     library = Library()
-    resolved = resolve_model(model, settings.model, environment, library)
+    resolved = resolve_model(model, settings.model, read_environment(), library)
     manifest = open_pack(resolved.path, check_files=settings.model.weights == "files").manifest
     spec = make_spec(settings, str(resolved.path), manifest)
-    room = spec.max_seq_len - prompt_tokens - steps - max(counts) * prompt_tokens // spec.prefill_tokens - 8
-    if room < 0:
-        raise ConfigError(f"{prompt_tokens} prompt tokens and {steps} steps do not fit {spec.max_seq_len}; lower them")
-    bandwidth = read_bandwidth(footprint(manifest).total)
+    for load in loads:
+        if load.context(spec.prefill_tokens) > spec.max_seq_len:
+            raise ConfigError(
+                f"{load.slots} prompts of {load.prompt_tokens} tokens and {load.steps} steps do not fit "
+                f"{spec.max_seq_len}; lower --prompt-tokens or --steps"
+            )
+    spec = msgspec.structs.replace(spec, max_seq_len=max(load.context(spec.prefill_tokens) for load in loads))
+    return spec, manifest, EngineBench(library, spec, manifest)
+
+
+def _measure(
+    opened: EngineBench, spec: EngineSpec, manifest: Manifest, loads: Sequence[Load], *, as_json: bool
+) -> None:
+    from colibrid.cli.bench_bandwidth import PROBE_BYTES, BandwidthProbe, probe_threads  # noqa: PLC0415
+    from colibrid.cli.bench_report import engine_head, engine_line, machine_name  # noqa: PLC0415
+
+    probe = BandwidthProbe(probe_threads(opened.threads), PROBE_BYTES)
+    opened.warm_up()
+    if not as_json:
+        for line in engine_head(manifest, spec, opened.threads, probe.threads, probe.measure()):
+            print(line)
     rows: list[Row] = []
-    with EngineBench(library, spec, manifest) as opened:
+    for load in loads:
+        rows.append(opened.measure(load, probe))
         if not as_json:
-            for line in _head(manifest, spec, bandwidth):
-                print(line)
-        for count in counts:
-            rows.append(opened.measure(count, prompt_tokens, steps, bandwidth))
-            if not as_json:
-                print(_line(rows[-1]), flush=True)
+            print(engine_line(rows[-1]), flush=True)
     if as_json:
         document = {
+            "version": __version__,
+            "machine": machine_name(),
             "model": manifest.name,
             "family": manifest.family,
+            "weights": "random" if spec.weights == "dummy" else "files",
             "precision": manifest.precision,
             "kv_precision": spec.kv_precision,
             "device": spec.device,
+            "threads": opened.threads,
             "layers": len(manifest.layers),
-            "read_bandwidth": bandwidth,
+            "prefill_chunk": spec.prefill_chunk,
+            "prefill_tokens": spec.prefill_tokens,
+            "probe_threads": probe.threads,
+            "read_bandwidth": max(row.read_bandwidth for row in rows),
             "rows": [msgspec.to_builtins(row) for row in rows],
         }
         print(json.dumps(document, indent=2))
 
 
-def _counts(text: str) -> list[int]:
+@bench.command(short_help="Load on a server that speaks the OpenAI API.")
+@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="Where it listens; plain HTTP.")
+@click.option("--clients", type=click.IntRange(1, 4096), default=8, show_default=True,
+              help="Each sends its next request when it has the answer to the one before.")  # fmt: skip
+@click.option("--requests", type=click.IntRange(1), help="Requests that are counted; default: 8 a client.")
+@click.option("--seconds", type=click.FloatRange(0.1), help="Instead of --requests: start new ones for that long.")
+@click.option("--warmup", type=click.IntRange(0), help="Requests before, not counted; default: 1 a client.")
+@click.option("--prompt-tokens", type=click.IntRange(1, _MAX_PROMPT), default=128, show_default=True,
+              help="Random token ids, different in every request.")  # fmt: skip
+@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Tokens to generate.")
+@click.option("--vocab-size", type=click.IntRange(2), default=4000, show_default=True, help="Ids are drawn below it.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts.")
+@click.option("--stream/--no-stream", default=True, show_default=True, help="Streams have times of single tokens.")
+@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Go on to --max-tokens.")
+@click.option("--model", metavar="NAME", help="Default: the first that the server lists.")
+@click.option("--field", "fields", multiple=True, metavar="NAME=JSON", help="One more field of every request's body.")
+@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Its first line is sent as the key.")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(0.1), default=120.0, show_default=True, help="Seconds a request.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
+def http(
+    *,
+    url: str,
+    requests: int | None,
+    seconds: float | None,
+    fields: tuple[str, ...],
+    api_key_file: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> int:
+    """Keep a server busy with a fixed number of clients, and measure what they see.
+
+    Refusals (503 and 429 with Retry-After) are counted apart and waited for. Exit code 1: a request failed.
+    """
+    from colibrid.cli.bench_http import HttpLoad, measure_http  # noqa: PLC0415
+    from colibrid.cli.bench_report import http_lines  # noqa: PLC0415
+
+    if requests is not None and seconds is not None:
+        raise click.UsageError("give --requests or --seconds, not both")
+    if given["warmup"] is None:
+        given["warmup"] = given["clients"]
+    load = HttpLoad(
+        url=url,
+        requests=requests if requests is not None or seconds is not None else 8 * given["clients"],
+        seconds=seconds,
+        fields=_fields(fields),
+        api_key=api_key_file.read_text().splitlines()[0].strip() if api_key_file else None,
+        **given,
+    )
+    report = measure_http(load)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(report), indent=2))
+    else:
+        _print(http_lines(report))
+    return 1 if report.failed else 0
+
+
+def _fields(texts: Iterable[str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        try:
+            fields[name] = json.loads(value)
+        except ValueError:
+            equals = ""
+        if not equals or not name:
+            raise ConfigError(f"--field {text!r}: write it as name=JSON, e.g. cache_prompt=false or user='\"me\"'")
+    return fields
+
+
+def _numbers(option: str, text: str, most: int) -> list[int]:
     try:
-        counts = [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
-        counts = []
-    if not counts or any(not 1 <= count <= 64 for count in counts):
-        raise ConfigError(f"--slots {text!r}: write numbers from 1 to 64 with commas between them, e.g. 1,8,32")
-    return counts
+        numbers = []
+    if not numbers or any(not 1 <= number <= most for number in numbers):
+        raise ConfigError(f"{option} {text!r}: write numbers from 1 to {most} with commas between them, e.g. 1,8,32")
+    return numbers
 
 
-def _head(manifest: Manifest, spec: EngineSpec, bandwidth: float) -> Iterator[str]:
-    parts = footprint(manifest)
-    yield f"model      {manifest.name} ({manifest.family}), weights {manifest.precision}, KV {spec.kv_precision}"
-    yield f"device     {spec.device}, 1 thread; chunks of {spec.prefill_chunk}, {spec.prefill_tokens} tokens a prefill step"
-    yield (
-        f"bytes      {format_bytes(parts.dense_read)} dense a step + {format_bytes(int(parts.mean_expert))} a run of an "
-        f"expert ({parts.expert_count} in {len(manifest.layers)} layers)"
-    )
-    yield f"read       {bandwidth / 1e9:.1f} GB/s by one core, measured now"
-    yield ""
-    yield " batch  context   prefill    decode      step      layer    experts      bytes    of floor"
-    yield "                    tok/s     tok/s        ms         us     a step     a step"
-
-
-def _line(row: Row) -> str:
-    return (
-        f"{row.slots:6d} {row.context:8d} {row.prefill_tokens_per_s:9.0f} {row.decode_tokens_per_s:9.0f} "
-        f"{row.step_ms:9.3f} {row.layer_us:10.1f} {row.expert_runs_per_step:10.1f} "
-        f"{format_bytes(row.bytes_per_step):>10} {100 * row.floor_share:9.1f} %"
-    )
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)

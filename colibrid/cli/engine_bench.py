@@ -1,7 +1,7 @@
 """Measures the C engine in this process, step by step: prefill and decode at several numbers of slots.
 
-A decode step is bound by the bytes that it reads. So each row says how many those were (dense weights, the experts
-that were really run, KV), and how close the time came to reading them at the bandwidth measured in the same run.
+A decode step is bound by the bytes that it reads. So each row says how many those were (dense weights, the distinct
+experts that were hit, KV), and how close the time came to reading them at the bandwidth measured beside it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import statistics
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import msgspec
-import numpy as np
 
 from colibrid.cli.footprint import Footprint, footprint
 from colibrid.engine import abi
@@ -27,29 +26,61 @@ from colibrid.engine.spec import channel_shape
 from colibrid.errors import EngineError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
+    from colibrid.cli.bench_bandwidth import BandwidthProbe
     from colibrid.engine.spec import EngineSpec
     from colibrid.engine.state import MemoryPlan
     from colibrid.model.manifest import Manifest
 
-_BANDWIDTH_ROUNDS = 5
-_BANDWIDTH_BYTES = (16 << 20, 1 << 30)  # smallest and largest buffer
+_T = TypeVar("_T")
+
+_MOST_SECONDS = 3.0  # of repeating one measurement
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of slots. Times are of the engine alone, without HTTP and text."""
+    """One number of slots and one length of prompt. Times are of the engine alone, without HTTP and text."""
 
     slots: int
     prompt_tokens: int  # of each slot
     context: int  # tokens of each slot in the middle of the decode measurement
-    prefill_tokens_per_s: float
-    decode_tokens_per_s: float
-    step_ms: float  # one decode step, the median
+    prefill_tokens_per_s: float  # the median of the samples
+    prefill_samples: list[float]  # one a repeat
+    decode_tokens_per_s: float  # slots / step_ms
+    decode_samples: list[float]  # one a repeat
+    step_ms: float  # the mean decode step of the median repeat
     layer_us: float  # the same, a layer
-    expert_runs_per_step: float
+    layer_us_above_floor: float
+    expert_runs_per_step: float  # distinct experts hit, over all layers: each runs once
+    expert_calls_saved_per_step: float  # beyond them, (token, expert) pairs: runs that one call a token would take
     bytes_per_step: int
-    floor_share: float  # (bytes_per_step / read bandwidth) / step time; 1 = as fast as the bytes can be read
+    read_bandwidth: float  # bytes a second
+    floor_ms: float  # bytes_per_step / read_bandwidth
+    floor_share: float  # floor_ms / step_ms; 1 = as fast as memory can be read, above 1: from caches
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What a row is measured with."""
+
+    slots: int
+    prompt_tokens: int
+    steps: int
+    repeat: int  # at most; a slow engine repeats less
+
+    def slack(self, prefill_tokens: int) -> int:
+        """Decode steps of the slots that start first, until the last one has started."""
+        return -(-self.slots * self.prompt_tokens // prefill_tokens) + 4
+
+    def context(self, prefill_tokens: int) -> int:
+        """The most tokens that a slot comes to hold."""
+        return self.prompt_tokens + self.steps + self.slack(prefill_tokens)
+
+
+class _Decoded(msgspec.Struct, frozen=True):
+    step_s: float
+    runs: int
+    assignments: int
 
 
 class EngineBench:
@@ -70,25 +101,41 @@ class EngineBench:
             self._stack.close()
             raise
 
-    def measure(self, slots: int, prompt_tokens: int, steps: int, bandwidth: float) -> Row:
-        """Prefill `slots` prompts, then `steps` decode steps over all of them. `bandwidth` in bytes a second."""
-        prefill_s = self._prefill(slots, prompt_tokens)
-        before, step_s, after = self._decode(slots, prompt_tokens, steps)
-        runs = (after.expert_launches - before.expert_launches) / steps
-        context = prompt_tokens + steps // 2
+    @property
+    def threads(self) -> int:
+        return int(self._setup.config.threads)
+
+    def measure(self, load: Load, probe: BandwidthProbe) -> Row:
+        """Prefill `slots` prompts, then decode `steps` tokens of each; both several times."""
+        slots, steps, layers = load.slots, load.steps, len(self._manifest.layers)
+        bandwidth = probe.measure()
+        prefill_s = _repeat(load.repeat, lambda: self._prefill(load))
+        decoded = _repeat(load.repeat, lambda: self._decode(load))
+        bandwidth = max(bandwidth, probe.measure())
+        step_s = statistics.median(turn.step_s for turn in decoded)
+        runs = statistics.mean(turn.runs for turn in decoded) / steps
+        context = load.prompt_tokens + steps // 2
         read = self._parts.dense_read + runs * self._parts.mean_expert
-        read += slots * context * self.plan.kv_bytes_per_token
+        read += slots * self._kv_read(context)
+        floor_s = read / bandwidth
+        tokens = slots * load.prompt_tokens
         return Row(
             slots=slots,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=load.prompt_tokens,
             context=context,
-            prefill_tokens_per_s=slots * prompt_tokens / prefill_s,
+            prefill_tokens_per_s=tokens / statistics.median(prefill_s),
+            prefill_samples=[tokens / seconds for seconds in prefill_s],
             decode_tokens_per_s=slots / step_s,
+            decode_samples=[slots / turn.step_s for turn in decoded],
             step_ms=step_s * 1e3,
-            layer_us=step_s * 1e6 / len(self._manifest.layers),
+            layer_us=step_s * 1e6 / layers,
+            layer_us_above_floor=(step_s - floor_s) * 1e6 / layers,
             expert_runs_per_step=runs,
+            expert_calls_saved_per_step=statistics.mean(turn.assignments for turn in decoded) / steps - runs,
             bytes_per_step=int(read),
-            floor_share=read / bandwidth / step_s,
+            read_bandwidth=bandwidth,
+            floor_ms=floor_s * 1e3,
+            floor_share=floor_s / step_s,
         )
 
     def close(self) -> None:
@@ -109,7 +156,7 @@ class EngineBench:
         self._stack.callback(self._channel.close)
         mapping = EngineChannel(library, self._channel.fd, shape)
         self._stack.callback(mapping.close)
-        setup = EngineSetup(library, spec, self._manifest)
+        self._setup = setup = EngineSetup(library, spec, self._manifest)
         self.plan = setup.plan()
         self._engine, error = ctypes.c_void_p(), abi.Error()
         with ExitStack() as opening:
@@ -126,39 +173,54 @@ class EngineBench:
             raise setup.error(status, error)
         self._stack.callback(library.c.clb_engine_close, self._engine)
 
-    def _prefill(self, slots: int, prompt_tokens: int) -> float:
+    def warm_up(self) -> None:
+        """Touch every buffer and let the clocks rise."""
+        load = Load(slots=self._spec.slots, prompt_tokens=1, steps=2, repeat=1)
+        self._prefill(load)
+        self._decode(load)
+
+    def _kv_read(self, context: int) -> float:
+        """Bytes of K and V that one token of this position reads."""
+        layers = self._manifest.layers
+        tokens = sum(min(context, layer.window or context) for layer in layers)
+        return tokens * self.plan.kv_bytes_per_token / len(layers)
+
+    def _prefill(self, load: Load) -> float:
         """Seconds to compute the prompts and one token each."""
-        self._start(slots, prompt_tokens, 1)
+        self._start(load, 1)
         seconds, ended = 0.0, 0
-        while ended < slots:
+        while ended < load.slots:
             seconds += self._turn()
             ended += sum(event.kind == abi.EventKind.TOKEN for event in self._events())
         return seconds
 
-    def _decode(self, slots: int, prompt_tokens: int, steps: int) -> tuple[abi.Stats, float, abi.Stats]:
-        """Counters before, seconds of the median of `steps` decode steps over all slots, counters after."""
-        slack = -(-slots * prompt_tokens // self._spec.prefill_tokens) + 4  # steps of the slots that start first
-        self._start(slots, prompt_tokens, steps + slack)
+    def _decode(self, load: Load) -> _Decoded:
+        """The mean of `steps` decode steps over all slots, and the experts that they ran."""
+        self._start(load, load.steps + load.slack(self._spec.prefill_tokens))
         started = set[int]()
-        while len(started) < slots:
+        while len(started) < load.slots:
             self._turn()
             started |= {event.slot for event in self._events() if event.kind == abi.EventKind.TOKEN}
-        before = self._stats()
-        turns = []
-        for _ in range(steps):
-            turns.append(self._turn())
+        before, seconds = self._stats(), 0.0
+        for _ in range(load.steps):
+            seconds += self._turn()
             self._events()
         after = self._stats()
         done = after.steps_decode - before.steps_decode
-        if done != steps:
-            raise EngineError(f"{steps} turns made {done} decode steps; report this as a bug")
-        self._push([Command(abi.CommandKind.CLOSE, slot, self._generation) for slot in range(slots)])
+        if done != load.steps:
+            raise EngineError(f"{load.steps} turns made {done} decode steps; report this as a bug")
+        self._push([Command(abi.CommandKind.CLOSE, slot, self._generation) for slot in range(load.slots)])
         while self._stats().slots_open:
             self._turn()
             self._events()
-        return before, statistics.median(turns), after
+        return _Decoded(
+            seconds / load.steps,
+            after.expert_launches - before.expert_launches,
+            after.expert_assignments - before.expert_assignments,
+        )
 
-    def _start(self, slots: int, prompt_tokens: int, max_tokens: int) -> None:
+    def _start(self, load: Load, max_tokens: int) -> None:
+        slots, prompt_tokens = load.slots, load.prompt_tokens
         self._generation += 1
         vocabulary = self._manifest.hyperparameters.vocab_size
         for slot in range(slots):
@@ -203,16 +265,13 @@ class EngineBench:
         return stats
 
 
-def read_bandwidth(size: int) -> float:
-    """Bytes a second that one core reads from a buffer of `size` bytes (kept within bounds): best of several rounds."""
-    low, high = _BANDWIDTH_BYTES
-    buffer = np.ones(min(max(size, low), high) // 4, dtype=np.int32)
-    best = float("inf")
-    for _ in range(_BANDWIDTH_ROUNDS):
-        started = time.perf_counter()
-        buffer.max()
-        best = min(best, time.perf_counter() - started)
-    return buffer.nbytes / best
+def _repeat(times: int, measure: Callable[[], _T]) -> list[_T]:
+    """At least one measurement, and no new one once they took long enough."""
+    end = time.perf_counter() + _MOST_SECONDS
+    results = [measure()]
+    while len(results) < times and time.perf_counter() < end:
+        results.append(measure())
+    return results
 
 
 def _open_folder(path: Path, stack: ExitStack) -> int:

@@ -3,57 +3,120 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colibrid.cli.engine_bench import read_bandwidth
+from colibrid.cli import bench_bandwidth
+from colibrid.cli.engine_bench import Load
 from colibrid.cli.main import run
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from colibrid.model.pack import Pack
 
-SHORT = ["--slots", "1,3", "--prompt-tokens", "5", "--steps", "2"]
+SHORT = ["--slots", "1,3", "--prompt-tokens", "5", "--steps", "2", "--repeat", "2"]
+
+
+@pytest.fixture(autouse=True)
+def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real probe takes a second and a gigabyte."""
+    monkeypatch.setattr(bench_bandwidth, "PROBE_BYTES", 16 << 20)
+
+
+def measure(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """The JSON document of one run."""
+    assert run(["bench", "engine", *arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert isinstance(document, dict)
+    return document
 
 
 def test_rows_agree_with_the_model(bundled_pack: Pack, capsys: pytest.CaptureFixture[str]) -> None:
-    """One slot runs k experts a layer; bytes are dense weights, these experts and KV; rates are 1 / times."""
-    assert run(["bench", "engine", str(bundled_pack.path), *SHORT, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    """One slot runs k experts a layer; bytes are dense weights, these experts and KV; the rest follows from times."""
+    document = measure(capsys, str(bundled_pack.path), *SHORT)
     one, three = document["rows"]
     assert (one["slots"], three["slots"]) == (1, 3)
     assert one["expert_runs_per_step"] == 6 * 2
     assert 6 * 2 <= three["expert_runs_per_step"] <= 6 * 3 * 2
-    dense, expert, kv = 6 * 1024 * 1024, 384 * 1024, 6144
-    assert one["bytes_per_step"] > dense + 12 * expert + 6 * kv
     for row in document["rows"]:
+        assert row["expert_runs_per_step"] + row["expert_calls_saved_per_step"] == pytest.approx(row["slots"] * 6 * 2)
         assert row["decode_tokens_per_s"] == pytest.approx(row["slots"] / row["step_ms"] * 1e3)
+        assert len(row["decode_samples"]) == len(row["prefill_samples"]) == 2
+        assert row["decode_tokens_per_s"] == pytest.approx(sum(row["decode_samples"]) / 2, rel=0.5)
         assert row["layer_us"] == pytest.approx(row["step_ms"] * 1e3 / 6)
-        floor_ms = row["bytes_per_step"] / document["read_bandwidth"] * 1e3
-        assert row["floor_share"] == pytest.approx(floor_ms / row["step_ms"], rel=1e-3)
+        assert row["floor_ms"] == pytest.approx(row["bytes_per_step"] / row["read_bandwidth"] * 1e3, rel=1e-3)
+        assert row["floor_share"] == pytest.approx(row["floor_ms"] / row["step_ms"])
+        assert row["layer_us_above_floor"] == pytest.approx((row["step_ms"] - row["floor_ms"]) * 1e3 / 6)
+    assert document["read_bandwidth"] == max(row["read_bandwidth"] for row in document["rows"])
+
+
+def test_bytes_are_those_of_the_experts_hit(bundled_pack: Pack, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another slot adds the experts that it alone hits, and its own KV, but no dense bytes."""
+    one, three = measure(capsys, str(bundled_pack.path), *SHORT)["rows"]
+    expert = 3 * 256 * 256 * 2
+    kv = 6 * (2 * 2 * 64 * 4)  # layers, bytes of one token in fp32
+    more = (three["expert_runs_per_step"] - one["expert_runs_per_step"]) * expert + 2 * 6 * kv
+    assert three["bytes_per_step"] - one["bytes_per_step"] == pytest.approx(more, abs=2)
+
+
+def test_a_sweep_has_every_pair(bundled_pack: Pack, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each prompt length is measured at each number of slots; the context counts half of the steps."""
+    arguments = ["--slots", "1,2", "--prompt-tokens", "3,9", "--steps", "4", "--repeat", "1"]
+    rows = measure(capsys, str(bundled_pack.path), *arguments)["rows"]
+    assert [(row["slots"], row["prompt_tokens"], row["context"]) for row in rows] == [
+        (1, 3, 5), (2, 3, 5), (1, 9, 11), (2, 9, 11),
+    ]  # fmt: skip
+
+
+def test_the_document_says_what_was_measured(bundled_pack: Pack, capsys: pytest.CaptureFixture[str]) -> None:
+    """Model, weights, precision, threads and machine stand beside the rows."""
+    document = measure(capsys, str(bundled_pack.path), *SHORT)
+    assert (document["model"], document["weights"], document["precision"]) == ("hummingbird-13m", "files", "bf16")
+    assert (document["device"], document["kv_precision"], document["layers"]) == ("cpu", "fp32", 6)
+    assert document["threads"] >= 1
+    assert document["probe_threads"] >= document["threads"]
+    assert document["machine"].endswith("CPUs")
 
 
 def test_table_says_what_was_measured(bundled_pack: Pack, capsys: pytest.CaptureFixture[str]) -> None:
-    """Model, precision, device and bandwidth stand above one line a number of slots."""
+    """Model, precision, device, threads and bandwidth stand above one line a number of slots."""
     assert run(["bench", "engine", str(bundled_pack.path), *SHORT]) == 0
     lines = capsys.readouterr().out.splitlines()
     head = "\n".join(lines[:-2])
-    for part in ("hummingbird-13m", "bf16", "cpu", "GB/s", "of floor", "tok/s"):
+    for part in ("hummingbird-13m", "weights bf16", "cpu", "thread", "GB/s", "above floor", "tok/s"):
         assert part in head
+    assert "random" not in head
     assert [line.split()[0] for line in lines[-2:]] == ["1", "3"]
 
 
-def test_dummy_weights_can_be_measured(bundled_pack: Pack, capsys: pytest.CaptureFixture[str]) -> None:
-    """model.weights=dummy needs no weight files to be read."""
-    arguments = ["--slots", "1", "--prompt-tokens", "4", "--steps", "1", "--set", "model.weights=dummy", "--json"]
-    assert run(["bench", "engine", str(bundled_pack.path), *arguments]) == 0
-    assert len(json.loads(capsys.readouterr().out)["rows"]) == 1
+def test_random_weights_need_only_a_configuration_and_say_so(
+    tmp_path: Path, bundled_pack: Pack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--dummy measures any shape from its config.json, in any precision, and calls its weights random."""
+    shape = {
+        "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "hidden_size": 64, "vocab_size": 100,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "intermediate_size": 32,
+        "shared_expert_intermediate_size": 32, "max_position_embeddings": 64, "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    folder = tmp_path / "shape"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape))
+    arguments = [str(folder), "--dummy", "--slots", "1", "--prompt-tokens", "4", "--steps", "1"]
+    sets = ["--set", "model.dtype=fp32", "--set", f"model.cache_dir={tmp_path / 'cache'}"]
+    document = measure(capsys, *arguments, *sets)
+    assert (document["weights"], document["precision"], document["layers"]) == ("random", "fp32", 2)
+    assert run(["bench", "engine", *arguments, *sets]) == 0
+    assert "random weights, fp32" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [(["--slots", "0"], "numbers from 1 to 64"), (["--slots", "x"], "numbers from 1 to 64"),
-     (["--prompt-tokens", "2040"], "do not fit 2048")],
+     (["--prompt-tokens", "5,0"], "--prompt-tokens"), (["--prompt-tokens", "5,2040"], "do not fit 2048")],
 )  # fmt: skip
 def test_impossible_measurements(
     bundled_pack: Pack, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
@@ -63,6 +126,8 @@ def test_impossible_measurements(
     assert text in capsys.readouterr().err
 
 
-def test_bandwidth_is_plausible() -> None:
-    """A core reads between 100 MB and 10 TB a second."""
-    assert 1e8 < read_bandwidth(1) < 1e13
+def test_slots_that_start_first_have_room_until_the_last_has_started() -> None:
+    """32 prompts of 128 tokens take 8 steps of 512, so the first slot decodes that many steps more."""
+    load = Load(slots=32, prompt_tokens=128, steps=64, repeat=1)
+    assert load.slack(512) == 8 + 4
+    assert load.context(512) == 128 + 64 + 12
