@@ -476,4 +476,21 @@ typedef struct clb_prompt_logprobs_args {
 } clb_prompt_logprobs_args;
 CLB_SIZE_ASSERT(clb_prompt_logprobs_args, 40);
 
+/* -------------------------------------------------------------------- weights */
+
+/* clb_dummy: random weights while an engine without files loads: the values of engine_c/src/dummy.c. Grid: any number
+   of blocks of 256 threads. */
+#define CLB_DUMMY_VALUES 4096u /* that a block takes at a time */
+typedef struct clb_dummy_args {
+  CLB_DEVICE_PTR(unsigned char) output;
+  uint64_t key; /* clb_dummy_key */
+  uint32_t rows;
+  uint32_t cols;
+  float half_width;   /* clb_dummy_half_width; 0: all values are 1 */
+  uint32_t precision; /* clb_precision of colibri.h */
+  uint32_t tiled;     /* 1: mma weights; 0: row-major */
+  uint32_t by_column; /* 1: values are counted along columns, as a transposed matrix has them */
+} clb_dummy_args;
+CLB_SIZE_ASSERT(clb_dummy_args, 40);
+
 #endif /* CLB_KERNELS_ABI_H */

@@ -95,6 +95,7 @@ static void command_open(clb_engine* engine, const clb_command* command) {
   slot->computed = slot->request.prefix_tokens;
   slot->asked = slot->request.prefix_tokens;
   slot->generated = 0;
+  slot->launched = 0;
   slot->last_token = 0;
   slot->mask_position[0] = CLB_NO_POSITION;
   slot->mask_position[1] = CLB_NO_POSITION;
@@ -120,6 +121,15 @@ static void command_prefill(clb_engine* engine, const clb_command* command) {
     return;
   }
   slot->asked = end > slot->asked ? (uint32_t)end : slot->asked;
+}
+
+static void command_set(clb_engine* engine, const clb_command* command) {
+  clb_slot* const slot = &engine->slots[command->slot];
+  slot->mask_position[command->start & 1u] = command->start;
+  const int32_t status = engine->backend->mask_set(engine, command->slot, command->start);
+  if (status != CLB_OK) {
+    engine->fault = status;
+  }
 }
 
 static void command_close(clb_engine* engine, const clb_command* command) {
@@ -153,7 +163,7 @@ static void apply(clb_engine* engine, const clb_command* command) {
   if (command->kind == CLB_CMD_PREFILL) {
     command_prefill(engine, command);
   } else if (command->kind == CLB_CMD_SET) {
-    slot->mask_position[command->start & 1u] = command->start;
+    command_set(engine, command);
   } else {
     command_close(engine, command);
   }
@@ -185,9 +195,16 @@ static void open_waiting(clb_engine* engine) {
       clb_slot_fail(engine, index, status); /* takes it out of the order: i now names the next one */
       continue;
     }
-    const int32_t copied = clb_cache_slot_copy(&engine->cache, index);
-    CLB_ASSERT(copied == CLB_OK);
     slot->state = CLB_SLOT_PROMPT;
+    const int32_t opened = engine->backend->slot_opened(engine, index);
+    if (opened == CLB_ERR_UNSUPPORTED) {
+      clb_slot_fail(engine, index, opened);
+      continue;
+    }
+    if (opened != CLB_OK) {
+      engine->fault = opened;
+      return;
+    }
     const clb_event event = {
         .kind = CLB_EVENT_OPENED, .slot = index, .generation = slot->request.generation, .record = 0};
     clb_push_event(engine, &event);

@@ -11,24 +11,13 @@
 #include "assert.h"
 #include "engine_internal.h"
 
-#define HUGE_PAGE_BYTES 2097152u
-
-/* The parts of the host block; sizes as in engine_plan.c. */
-typedef struct host_parts {
-  clb_pool_node* nodes[CLB_TIER_COUNT];
-  clb_layer_desc* layer_table;
-  float* rope;
-  void* loader;
-  void* kernels;
-} host_parts;
-
 static unsigned char* next_part(unsigned char** at, uint64_t bytes) {
   unsigned char* const part = *at;
   *at += (bytes + 63u) & ~UINT64_C(63);
   return part;
 }
 
-static clb_engine* take_host(const clb_model_desc* model, const clb_sizes* sizes, host_parts* parts) {
+static clb_engine* take_host(const clb_model_desc* model, const clb_sizes* sizes, clb_host_parts* parts) {
   unsigned char* at = aligned_alloc(64, sizes->host_bytes);
   if (at == NULL) {
     return NULL;
@@ -44,13 +33,13 @@ static clb_engine* take_host(const clb_model_desc* model, const clb_sizes* sizes
   parts->layer_table = (clb_layer_desc*)(void*)next_part(&at, model->layers * sizeof(clb_layer_desc));
   parts->rope = (float*)(void*)next_part(&at, model->head_dim / 2 * sizeof(float));
   parts->loader = next_part(&at, sizes->loader.host_bytes);
-  parts->kernels = next_part(&at, clb_kernels_bytes(model));
+  parts->backend = next_part(&at, sizes->backend_bytes);
   CLB_ASSERT(at == end);
   return engine;
 }
 
 /* Our own copies of what the caller may free after open. */
-static void copy_model(clb_engine* engine, const clb_engine_config* config, const host_parts* parts) {
+static void copy_model(clb_engine* engine, const clb_engine_config* config, const clb_host_parts* parts) {
   const clb_model_desc* const model = config->model;
   memcpy(parts->layer_table, model->layer_table, model->layers * sizeof model->layer_table[0]);
   memcpy(parts->rope, model->rope_inv_freq, model->head_dim / 2 * sizeof(float));
@@ -73,87 +62,6 @@ static void copy_model(clb_engine* engine, const clb_engine_config* config, cons
   };
 }
 
-static int32_t map_tier(clb_engine* engine, uint32_t tier, const clb_tier_config* config, uint64_t bytes,
-                        uint64_t alignment, clb_pool_tier_config* pool, clb_error* error) {
-  static const char* const names[CLB_TIER_COUNT] = {"weights", "kv", "temp"};
-  uint64_t align = alignment > config->page_bytes ? alignment : config->page_bytes;
-  if (config->huge_pages != CLB_HUGE_OFF && align < HUGE_PAGE_BYTES) {
-    align = HUGE_PAGE_BYTES;
-  }
-  const int32_t status = clb_map_open(&engine->maps[tier], bytes, align, config->huge_pages);
-  if (status != CLB_OK) {
-    return clb_fail(error, status, "tier %s: the system does not give %llu bytes%s", names[tier],
-                    (unsigned long long)bytes,
-                    config->huge_pages == CLB_HUGE_REQUIRE ? " of huge pages; set huge_pages to try" : "");
-  }
-  pool->base = (uint64_t)(uintptr_t)engine->maps[tier].base;
-  pool->bytes = bytes;
-  pool->page_bytes = config->page_bytes;
-  return CLB_OK;
-}
-
-static int32_t open_pools(clb_engine* engine, const host_parts* parts, clb_error* error) {
-  const clb_engine_config* const config = &engine->config;
-  const clb_sizes* const sizes = &engine->sizes;
-  clb_pool_tier_config pools[CLB_TIER_COUNT];
-  memset(pools, 0, sizeof pools);
-  int32_t status = map_tier(engine, CLB_TIER_WEIGHTS, &config->tier_weights, sizes->weights_tier,
-                            sizes->loader.weights_alignment, &pools[CLB_TIER_WEIGHTS], error);
-  if (status == CLB_OK) {
-    status = map_tier(engine, CLB_TIER_KV, &config->tier_kv, sizes->kv_tier, 0, &pools[CLB_TIER_KV], error);
-  }
-  if (status == CLB_OK) {
-    status = map_tier(engine, CLB_TIER_TEMP, &config->tier_temp, sizes->temp_tier, 0, &pools[CLB_TIER_TEMP], error);
-  }
-  if (status != CLB_OK) {
-    return status;
-  }
-  for (uint32_t tier = 0; tier < CLB_TIER_COUNT; ++tier) {
-    pools[tier].nodes = parts->nodes[tier];
-    pools[tier].node_count = tier == CLB_TIER_KV ? sizes->cache.nodes : CLB_FIXED_NODES;
-  }
-  status = clb_pool_open(&engine->pool, pools);
-  if (status != CLB_OK) {
-    return clb_fail(error, status, "memory tiers: sizes and pages do not fit together");
-  }
-  engine->built = CLB_BUILT_POOL;
-  return CLB_OK;
-}
-
-static unsigned char* extent_address(const clb_engine* engine, const clb_extent* extent) {
-  return (unsigned char*)engine->maps[extent->tier].base + extent->offset;
-}
-
-/* The blocks of the weights and temp tiers; they stay until close. */
-static int32_t take_blocks(clb_engine* engine, clb_error* error) {
-  const clb_sizes* const sizes = &engine->sizes;
-  clb_pool* const pool = &engine->pool;
-  int32_t status =
-      clb_pool_alloc(pool, CLB_TIER_WEIGHTS, sizes->loader.weights_bytes, 0, CLB_MEM_DENSE, &engine->weights_extent);
-  if (status == CLB_OK) {
-    status = clb_pool_alloc(pool, CLB_TIER_TEMP, sizes->step_bytes, 0, CLB_MEM_STEP, &engine->step_extent);
-  }
-  if (status == CLB_OK) {
-    status = clb_pool_alloc(pool, CLB_TIER_TEMP, sizes->slot_bytes, 0, CLB_MEM_OTHER, &engine->slot_extent);
-  }
-  if (status == CLB_OK) {
-    status = clb_dispatch_open(pool, &sizes->dispatch, &engine->dispatch_extent);
-  }
-  if (status == CLB_OK && sizes->stack_bytes > 0) {
-    status = clb_pool_alloc(pool, CLB_TIER_TEMP, sizes->stack_bytes, 0, CLB_MEM_STACK, &engine->stack_extent);
-  }
-  if (status != CLB_OK) {
-    return clb_fail(error, status, "memory tiers: a block of the plan does not fit");
-  }
-  (void)clb_place_step_buffers(&engine->config, sizes, extent_address(engine, &engine->step_extent), &engine->buffers);
-  (void)clb_place_slots(&engine->config, extent_address(engine, &engine->slot_extent), engine->slots);
-  engine->dispatch = extent_address(engine, &engine->dispatch_extent);
-  for (uint32_t i = 0; i < sizes->step_tokens; ++i) {
-    engine->buffers.identity[i] = i;
-  }
-  return CLB_OK;
-}
-
 uint64_t clb_fixed_blocks(const clb_engine* engine) {
   clb_pool_stats weights;
   clb_pool_stats temp;
@@ -162,82 +70,21 @@ uint64_t clb_fixed_blocks(const clb_engine* engine) {
   return (uint64_t)weights.blocks - weights.free_blocks + temp.blocks - temp.free_blocks;
 }
 
-static void show_progress(void* context, uint64_t loaded_bytes) {
-  clb_engine* const engine = context;
-  engine->stats.loaded_bytes = loaded_bytes;
-  clb_channel_set_loaded(&engine->channel, loaded_bytes);
-}
-
-static int32_t load_weights(clb_engine* engine, const clb_engine_config* config, const host_parts* parts,
-                            clb_error* error) {
-  const clb_loader_config loader = {
-      .model = config->model,
-      .weights = config->weights,
-      .dir_fd = config->dir_fd,
-      .dummy_seed = config->dummy_seed,
-      .memory = extent_address(engine, &engine->weights_extent),
-      .memory_bytes = engine->weights_extent.bytes,
-      .host = parts->loader,
-      .host_bytes = engine->sizes.loader.host_bytes,
-      .progress = show_progress,
-      .progress_context = engine,
-  };
-  const clb_weight_table* table = NULL;
-  int32_t status = clb_loader_load(&loader, &table, error);
-  if (status == CLB_OK) {
-    status = clb_kernels_open(&engine->kernels, config->modules, config->module_count, config->model, table,
-                              parts->kernels, error);
-  }
-  return status;
-}
-
-static int32_t open_cache(clb_engine* engine, clb_error* error) {
-  clb_cache_config config = engine->sizes.cache_config;
-  config.layer_table = engine->model.layer_table;
-  config.host_base = engine->maps[CLB_TIER_KV].base;
-  const int32_t status = clb_cache_open(&engine->cache, &engine->pool, &config);
-  if (status != CLB_OK) {
-    return clb_fail(error, status, "the KV cache does not open");
-  }
-  engine->kv = engine->maps[CLB_TIER_KV].base;
-  engine->built = CLB_BUILT_CACHE;
-  return CLB_OK;
-}
-
-static int32_t open_threads(clb_engine* engine, const clb_engine_config* config, clb_error* error) {
-  const clb_threads_config threads = {
-      .count = config->threads,
-      .cpus = config->cpus,
-      .stacks = config->threads > 1 ? extent_address(engine, &engine->stack_extent) : NULL,
-  };
-  const int32_t status = clb_threads_open(&engine->threads, &threads);
-  if (status == CLB_ERR_ARGUMENT) {
-    return clb_fail(error, status, "the system does not let this process run on one of the CPUs that it was given");
-  }
-  if (status != CLB_OK) {
-    return clb_fail(error, status, "the system does not give %u threads; lower engine.threads", config->threads);
-  }
-  return CLB_OK;
-}
-
-static int32_t build(clb_engine* engine, const clb_engine_config* config, const host_parts* parts, clb_error* error) {
+static int32_t build(clb_engine* engine, const clb_engine_config* config, const clb_host_parts* parts,
+                     clb_error* error) {
   int32_t status = clb_channel_attach(&engine->channel, config->channel_base, config->channel_bytes, &config->channel);
   if (status != CLB_OK) {
     return clb_fail(error, status, "the channel was formatted by another version or for another configuration");
   }
   clb_channel_set_phase(&engine->channel, CLB_PHASE_LOADING);
-  status = open_pools(engine, parts, error);
-  status = status != CLB_OK ? status : take_blocks(engine, error);
-  status = status != CLB_OK ? status : load_weights(engine, config, parts, error);
-  status = status != CLB_OK ? status : open_cache(engine, error);
-  status = status != CLB_OK ? status : open_threads(engine, config, error);
+  status = engine->backend->open(engine, config, parts, error);
   clb_channel_set_phase(&engine->channel, status == CLB_OK ? CLB_PHASE_READY : CLB_PHASE_FAILED);
   return status;
 }
 
 int32_t clb_engine_open(const clb_engine_config* config, clb_engine** engine, clb_error* error) {
   clb_sizes sizes;
-  host_parts parts;
+  clb_host_parts parts;
   *engine = NULL;
   int32_t status = clb_sizes_compute(config, &sizes, error);
   if (status != CLB_OK) {
@@ -253,6 +100,7 @@ int32_t clb_engine_open(const clb_engine_config* config, clb_engine** engine, cl
                     (unsigned long long)sizes.host_bytes);
   }
   made->sizes = sizes;
+  made->backend = clb_backend_of(config);
   copy_model(made, config, &parts);
   status = build(made, config, &parts, error);
   if (status != CLB_OK) {
@@ -293,14 +141,11 @@ void clb_engine_close(clb_engine* engine) {
   if (engine == NULL) {
     return;
   }
-  clb_threads_close(&engine->threads);
+  engine->backend->close(engine);
   if (engine->built >= CLB_BUILT_POOL) {
     give_back_blocks(engine);
   }
-  clb_kernels_close(&engine->kernels);
-  for (uint32_t tier = CLB_TIER_COUNT; tier > 0; tier--) {
-    clb_map_close(&engine->maps[tier - 1]);
-  }
+  engine->backend->give_back(engine);
   free(engine);
 }
 

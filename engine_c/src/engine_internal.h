@@ -22,6 +22,7 @@
 #include "../include/colibri.h"
 #include "cache_pool.h"
 #include "channel.h"
+#include "cuda_plan.h"
 #include "kernel_dispatch.h"
 #include "loader.h"
 #include "loader_internal.h" /* clb_fail */
@@ -48,6 +49,7 @@ typedef struct clb_slot {
   uint32_t computed;         /* prompt positions whose KV is there, prefix included */
   uint32_t asked;            /* prompt positions that PREFILL commands asked for */
   uint32_t generated;        /* tokens sampled */
+  uint32_t launched;         /* the same with those of steps in flight, on a device */
   int32_t last_token;        /* input of the next decode step */
   uint32_t needs_counts;     /* 1: penalties are on */
   uint32_t mask_position[2]; /* output position whose mask lies in each half of request_mask, or NO_POSITION */
@@ -60,6 +62,15 @@ typedef struct clb_slot {
   int32_t* stops;            /* (CLB_MAX_STOP_IDS) */
   clb_expert_policy* policy; /* (layers) */
 } clb_slot;
+
+/* The parts of the host block that open hands on; sizes as in engine_plan.c. */
+typedef struct clb_host_parts {
+  clb_pool_node* nodes[CLB_TIER_COUNT];
+  clb_layer_desc* layer_table;
+  float* rope;
+  void* loader;
+  void* backend; /* backend_bytes */
+} clb_host_parts;
 
 /* Every size that open takes; computed by clb_sizes_compute, which reads no file. */
 typedef struct clb_sizes {
@@ -75,13 +86,46 @@ typedef struct clb_sizes {
   uint64_t kv_tier;
   uint64_t temp_tier;
   uint64_t host_bytes;
-  uint32_t step_tokens; /* T: most rows of one step */
-  uint32_t k_max;       /* most experts of one token in any layer; 0: no MoE layer */
+  uint64_t backend_bytes; /* part of it: the kernel map of the CPU, or clb_cuda and its rows */
+  clb_cuda_layout cuda;   /* all zero on the CPU */
+  uint32_t step_tokens;   /* T: most rows of one step */
+  uint32_t k_max;         /* most experts of one token in any layer; 0: no MoE layer */
   uint32_t max_experts;
   uint32_t shared_width; /* largest shared or dense width */
+  uint32_t expert_width; /* largest of a routed expert */
+  uint32_t reserved;
 } clb_sizes;
 
+/* What differs between processors. Chosen at open; everything else is the same code. */
+typedef struct clb_backend {
+  /* Checks the model and fills sizes->loader; before anything else is computed. Fails like clb_engine_plan. */
+  int32_t (*plan_weights)(const clb_engine_config* config, clb_sizes* sizes, clb_error* error);
+  /* The rest, when everything common is known: tiers and what lies in them, backend_bytes. */
+  int32_t (*plan_memory)(const clb_engine_config* config, clb_sizes* sizes, clb_error* error);
+  /* Takes memory, loads weights, opens the cache. After a failure, close and give_back undo what was done. */
+  int32_t (*open)(clb_engine* engine, const clb_engine_config* config, const clb_host_parts* parts, clb_error* error);
+  void (*close)(clb_engine* engine);     /* ends everything that runs; slots and pools are still there */
+  void (*give_back)(clb_engine* engine); /* after the pools are closed */
+  /* A slot's runs are reserved and its request is checked. UNSUPPORTED fails the request; anything else is final. */
+  int32_t (*slot_opened)(clb_engine* engine, uint32_t slot);
+  /* The mask for output position `position` lies in the request block. A failure is final. */
+  int32_t (*mask_set)(clb_engine* engine, uint32_t slot, uint32_t position);
+  /* The steps of one turn; *worked becomes 1 if there was one. A failure is final. */
+  int32_t (*steps)(clb_engine* engine, uint32_t* worked);
+} clb_backend;
+
+extern const clb_backend clb_backend_cpu;
+extern const clb_backend clb_backend_cuda;
+
+static inline const clb_backend* clb_backend_of(const clb_engine_config* config) {
+  return config->device == NULL ? &clb_backend_cpu : &clb_backend_cuda;
+}
+
+struct clb_cuda;
+
 struct clb_engine {
+  const clb_backend* backend;
+  struct clb_cuda* cuda;    /* NULL on the CPU */
   clb_engine_config config; /* model, modules and their strings are not valid after open */
   clb_model_desc model;     /* layer_table and rope_inv_freq point to our copies, the other tables are NULL */
   clb_sizes sizes;
@@ -114,6 +158,11 @@ struct clb_engine {
 
 /* ------------------------------------------------------- engine_plan.c */
 
+int32_t clb_plan_weights_cpu(const clb_engine_config* config, clb_sizes* sizes, clb_error* error);
+int32_t clb_plan_memory_cpu(const clb_engine_config* config, clb_sizes* sizes, clb_error* error);
+/* sizes->kv_tier from what is configured, or what all slots need. */
+int32_t clb_plan_kv(const clb_engine_config* config, clb_sizes* sizes, clb_error* error);
+
 /* Checks the whole configuration and computes every size. Fails like clb_engine_plan. */
 int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb_error* error);
 /* Lay out a block: with base NULL only the size is meant. Both return the bytes they need. */
@@ -131,6 +180,13 @@ uint64_t clb_fixed_blocks(const clb_engine* engine);
 /* Takes every command that waits, then opens slots whose memory fits, oldest first. */
 void clb_apply_commands(clb_engine* engine);
 
+/* -------------------------------------------------------------- loop.c */
+
+/* Rows of the next prefill step, in buffers.rows. Returns how many. */
+uint32_t clb_plan_prefill(clb_engine* engine);
+/* clb_backend_cpu.steps */
+int32_t clb_steps_cpu(clb_engine* engine, uint32_t* worked);
+
 /* ------------------------------------------------------------ output.c */
 
 void clb_push_event(clb_engine* engine, const clb_event* event);
@@ -140,6 +196,15 @@ void clb_slot_release(clb_engine* engine, uint32_t slot);
 void clb_slot_fail(clb_engine* engine, uint32_t slot, int32_t status);
 /* After a step of `prompt_rows` rows of prompts, then `decode_rows` of decoding slots: prompt records, tokens, ends. */
 void clb_finish_step(clb_engine* engine, uint32_t prompt_rows, uint32_t decode_rows);
+/* (token, expert) pairs of the slot's request, beyond those that are known. */
+void clb_slot_add_usage(clb_engine* engine, uint32_t slot, uint64_t assignments, uint64_t trimmed, uint64_t dropped);
+/* Prompt records of positions that no row of ours computes: 0, and what a prefix run already holds. */
+void clb_slot_skip_prompt_records(clb_engine* engine, uint32_t slot);
+/* The prompt is computed: publishes its run. Returns 1 iff a first token is wanted; else the slot is released. */
+uint32_t clb_slot_finish_prompt(clb_engine* engine, uint32_t slot);
+/* `token` of output position `generated` lies in the next record of the slot's ring. flags: CLB_FINISH_*; with one of
+   them the slot is released. */
+void clb_slot_take_token(clb_engine* engine, uint32_t slot, int32_t token, uint32_t flags);
 /* 1 iff output position `slot.generated` may be sampled now: the record ring has room and its mask is there. */
 int clb_slot_may_sample(clb_engine* engine, uint32_t slot);
 

@@ -65,9 +65,6 @@ static int32_t check_values(const clb_engine_config* config, clb_error* error) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED, "kv_precision is %u, must be 0 (fp32) or 1 (fp16)",
                     config->kv_precision);
   }
-  if (config->device != NULL) {
-    return clb_fail(error, CLB_ERR_UNSUPPORTED, "this build cannot serve on an accelerator yet; use device: cpu");
-  }
   if (config->threads == 0 || config->threads > CLB_MAX_THREADS) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "threads is %u, must be from 1 to %u", config->threads, CLB_MAX_THREADS);
   }
@@ -145,17 +142,15 @@ uint64_t clb_place_slots(const clb_engine_config* config, unsigned char* base, c
 
 /* ----------------------------------------------------------------- sizes */
 
-/* What the widest layer of each kind needs. Returns the largest routed width. */
-static uint32_t widest_layers(const clb_model_desc* model, clb_sizes* sizes) {
-  uint32_t expert_width = 0;
+/* What the widest layer of each kind needs. */
+static void widest_layers(const clb_model_desc* model, clb_sizes* sizes) {
   for (uint32_t l = 0; l < model->layers; ++l) {
     const clb_layer_desc* const layer = &model->layer_table[l];
     sizes->k_max = layer->experts_per_token > sizes->k_max ? layer->experts_per_token : sizes->k_max;
     sizes->max_experts = layer->experts > sizes->max_experts ? layer->experts : sizes->max_experts;
     sizes->shared_width = layer->shared_width > sizes->shared_width ? layer->shared_width : sizes->shared_width;
-    expert_width = layer->expert_width > expert_width ? layer->expert_width : expert_width;
+    sizes->expert_width = layer->expert_width > sizes->expert_width ? layer->expert_width : sizes->expert_width;
   }
-  return expert_width;
 }
 
 /* bytes configured, or needed when none are; MEMORY when the configured ones are too few. */
@@ -171,15 +166,19 @@ static int32_t tier_bytes(const clb_tier_config* tier, const char* name, uint64_
   return CLB_OK;
 }
 
+int32_t clb_plan_kv(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
+  const uint64_t needed = config->tier_kv.bytes == 0 ? sizes->cache.bytes_all : config->tier_kv.page_bytes;
+  return tier_bytes(&config->tier_kv, "kv", needed, &sizes->kv_tier, error);
+}
+
 static int32_t compute_tiers(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
   const uint32_t temp_page = config->tier_temp.page_bytes;
   const uint64_t temp = clb_pool_round(sizes->step_bytes, temp_page) + clb_pool_round(sizes->slot_bytes, temp_page) +
                         clb_pool_round(sizes->dispatch.bytes, temp_page) +
                         clb_pool_round(sizes->stack_bytes, temp_page);
-  const uint64_t kv = config->tier_kv.bytes == 0 ? sizes->cache.bytes_all : config->tier_kv.page_bytes;
   int32_t status =
       tier_bytes(&config->tier_weights, "weights", sizes->loader.weights_bytes, &sizes->weights_tier, error);
-  status = status != CLB_OK ? status : tier_bytes(&config->tier_kv, "kv", kv, &sizes->kv_tier, error);
+  status = status != CLB_OK ? status : clb_plan_kv(config, sizes, error);
   return status != CLB_OK ? status : tier_bytes(&config->tier_temp, "temp", temp, &sizes->temp_tier, error);
 }
 
@@ -202,12 +201,12 @@ static int32_t compute_cache(const clb_engine_config* config, clb_sizes* sizes, 
   return CLB_OK;
 }
 
-static int32_t compute_dispatch(clb_sizes* sizes, uint32_t hidden, uint32_t width, clb_error* error) {
+static int32_t compute_dispatch(clb_sizes* sizes, uint32_t hidden, clb_error* error) {
   const clb_dispatch_config dispatch = {
       .tokens = sizes->step_tokens,
       .k_max = sizes->k_max,
       .experts = sizes->max_experts,
-      .width = width,
+      .width = sizes->expert_width,
       .hidden = hidden,
       .reserved = 0,
   };
@@ -219,7 +218,20 @@ static int32_t compute_dispatch(clb_sizes* sizes, uint32_t hidden, uint32_t widt
   return CLB_OK;
 }
 
-/* engine | nodes of three tiers | layer table | rope | loader's table | kernel map, each 64-aligned */
+int32_t clb_plan_weights_cpu(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
+  return clb_loader_plan(config->model, config->weights, &sizes->loader, error);
+}
+
+int32_t clb_plan_memory_cpu(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
+  clb_step_buffers unused;
+  sizes->step_bytes = clb_place_step_buffers(config, sizes, NULL, &unused);
+  sizes->stack_bytes = clb_threads_stack_bytes(config->threads);
+  sizes->backend_bytes = clb_kernels_bytes(config->model);
+  const int32_t status = compute_dispatch(sizes, config->model->hidden, error);
+  return status != CLB_OK ? status : compute_tiers(config, sizes, error);
+}
+
+/* engine | nodes of three tiers | layer table | rope | loader's table | backend's part, each 64-aligned */
 static uint64_t host_bytes(const clb_model_desc* model, const clb_sizes* sizes) {
   carver at = {NULL, 0};
   (void)carve(&at, 1, sizeof(clb_engine));
@@ -227,7 +239,7 @@ static uint64_t host_bytes(const clb_model_desc* model, const clb_sizes* sizes) 
   (void)carve(&at, model->layers, sizeof(clb_layer_desc));
   (void)carve(&at, model->head_dim / 2, sizeof(float));
   (void)carve(&at, sizes->loader.host_bytes, 1);
-  (void)carve(&at, clb_kernels_bytes(model), 1);
+  (void)carve(&at, sizes->backend_bytes, 1);
   return at.used;
 }
 
@@ -238,11 +250,12 @@ int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb
   if (status != CLB_OK) {
     return status;
   }
-  status = clb_loader_plan(config->model, config->weights, &sizes->loader, error); /* checks the model, too */
+  const clb_backend* const backend = clb_backend_of(config);
+  status = backend->plan_weights(config, sizes, error); /* checks the model, too */
   if (status != CLB_OK) {
     return status;
   }
-  const uint32_t width = widest_layers(config->model, sizes);
+  widest_layers(config->model, sizes);
   status = check_channel(config, sizes->max_experts, error);
   if (status != CLB_OK) {
     return status;
@@ -253,13 +266,9 @@ int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb
   }
   const uint32_t slots = config->channel.slots;
   sizes->step_tokens = config->prefill_tokens + slots; /* prompts, and a token of each decoding slot */
-  clb_step_buffers unused;
-  sizes->step_bytes = clb_place_step_buffers(config, sizes, NULL, &unused);
   sizes->slot_bytes = clb_place_slots(config, NULL, NULL);
-  sizes->stack_bytes = clb_threads_stack_bytes(config->threads);
   status = compute_cache(config, sizes, error);
-  status = status != CLB_OK ? status : compute_dispatch(sizes, config->model->hidden, width, error);
-  status = status != CLB_OK ? status : compute_tiers(config, sizes, error);
+  status = status != CLB_OK ? status : backend->plan_memory(config, sizes, error);
   sizes->host_bytes = status != CLB_OK ? 0 : host_bytes(config->model, sizes);
   return status;
 }
@@ -277,7 +286,9 @@ int32_t clb_engine_plan(const clb_engine_config* config, clb_memory_plan* plan, 
   plan->kv_tokens = sizes.kv_tier / sizes.cache.bytes_per_token;
   plan->temp = sizes.temp_tier;
   plan->dispatch = sizes.dispatch.bytes;
-  plan->host = sizes.host_bytes;
+  plan->host = sizes.host_bytes + sizes.cuda.pinned_bytes;
+  plan->arena = sizes.cuda.arena_bytes;
+  plan->pinned = sizes.cuda.pinned_bytes;
   plan->total = plan->weights + plan->kv + plan->temp + plan->host;
   return CLB_OK;
 }

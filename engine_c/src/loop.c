@@ -75,7 +75,7 @@ static uint32_t add_chunks(clb_engine* engine, uint32_t slot, uint32_t count, in
   return rows;
 }
 
-static uint32_t plan_prefill(clb_engine* engine) {
+uint32_t clb_plan_prefill(clb_engine* engine) {
   const int several = decoding_slots(engine) == 0u;
   uint32_t count = 0;
   int full = 0;
@@ -121,16 +121,24 @@ static void publish(clb_engine* engine) {
   engine->events_pushed = 0;
 }
 
-int32_t clb_engine_turn(clb_engine* engine, uint32_t* worked) {
-  const clb_float_mode mode = clb_float_mode_enter();
-  *worked = 0;
-  clb_apply_commands(engine);
-  const uint32_t prompt_rows = plan_prefill(engine);
+int32_t clb_steps_cpu(clb_engine* engine, uint32_t* worked) {
+  const uint32_t prompt_rows = clb_plan_prefill(engine);
   const uint32_t decode_rows = plan_decode(engine, prompt_rows);
   if (prompt_rows + decode_rows > 0u) {
     clb_step_forward(engine, prompt_rows + decode_rows);
     clb_finish_step(engine, prompt_rows, decode_rows);
     *worked = 1;
+  }
+  return CLB_OK;
+}
+
+int32_t clb_engine_turn(clb_engine* engine, uint32_t* worked) {
+  const clb_float_mode mode = clb_float_mode_enter();
+  *worked = 0;
+  clb_apply_commands(engine);
+  const int32_t status = engine->fault != CLB_OK ? engine->fault : engine->backend->steps(engine, worked);
+  if (status != CLB_OK) {
+    engine->fault = status;
   }
   if (engine->channel.broken != 0u) {
     engine->fault = CLB_ERR_INTERNAL; /* the other side's index left its range: nothing it says can be trusted */

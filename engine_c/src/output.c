@@ -113,6 +113,22 @@ static void draw(void* context, uint32_t item, uint32_t thread) {
   drawn->status = clb_sampler_run(&args, &drawn->record);
 }
 
+void clb_slot_take_token(clb_engine* engine, uint32_t slot, int32_t token, uint32_t flags) {
+  clb_slot* const s = &engine->slots[slot];
+  clb_event event = event_of(engine, CLB_EVENT_TOKEN, slot);
+  event.record = clb_channel_commit(&engine->channel, slot);
+  event.position = s->generated;
+  event.token = token;
+  event.flags = flags;
+  s->generated++;
+  s->last_token = token;
+  if (flags != 0u) {
+    finish(engine, slot, &event);
+  } else {
+    clb_push_event(engine, &event);
+  }
+}
+
 /* Makes what was drawn the slot's next token. May release the slot. */
 static void take_token(clb_engine* engine, const clb_draw* drawn) {
   const uint32_t slot = drawn->slot;
@@ -124,24 +140,17 @@ static void take_token(clb_engine* engine, const clb_draw* drawn) {
     return;
   }
   *record = drawn->record; /* which the other side may change: all below goes by our copy */
-  clb_event event = event_of(engine, CLB_EVENT_TOKEN, slot);
-  event.record = clb_channel_commit(&engine->channel, slot);
-  event.position = s->generated;
-  event.token = drawn->record.token;
-  s->generated++;
-  s->last_token = event.token;
+  const int32_t token = drawn->record.token;
+  uint32_t flags = 0;
   if (s->needs_counts != 0u) {
-    clb_sampler_count(s->counts, engine->model.vocab_size, event.token);
+    clb_sampler_count(s->counts, engine->model.vocab_size, token);
   }
-  if (is_stop(s, event.token)) {
-    event.flags = CLB_FINISH_STOP;
-  } else if (s->generated == s->request.max_tokens) {
-    event.flags = CLB_FINISH_LENGTH;
-  } else {
-    clb_push_event(engine, &event);
-    return;
+  if (is_stop(s, token)) {
+    flags = CLB_FINISH_STOP;
+  } else if (s->generated + 1u == s->request.max_tokens) {
+    flags = CLB_FINISH_LENGTH;
   }
-  finish(engine, slot, &event);
+  clb_slot_take_token(engine, slot, token, flags);
 }
 
 /* The next token of each slot whose last position is one of these rows of the step; one row a slot. */
@@ -160,26 +169,35 @@ static void sample(clb_engine* engine, const uint32_t* rows, uint32_t count) {
   }
 }
 
+void clb_slot_add_usage(clb_engine* engine, uint32_t slot, uint64_t assignments, uint64_t trimmed, uint64_t dropped) {
+  clb_slot* const s = &engine->slots[slot];
+  s->assignments += assignments;
+  s->trimmed += trimmed;
+  s->dropped += dropped;
+  engine->stats.expert_assignments += assignments;
+  engine->stats.expert_trimmed += trimmed;
+  engine->stats.expert_dropped += dropped;
+  write_usage(engine, slot);
+}
+
 /* Adds rows [first, end) of the step to the slot's counters. The status of the first bad row, or OK. */
 static int32_t count_rows(clb_engine* engine, uint32_t slot, uint32_t first, uint32_t end) {
-  clb_slot* const s = &engine->slots[slot];
+  uint64_t assignments = 0;
+  uint64_t trimmed = 0;
+  uint64_t dropped = 0;
   int32_t status = CLB_OK;
   for (uint32_t i = first; i < end; ++i) {
     const clb_step_row* const row = &engine->buffers.rows[i];
-    s->assignments += row->assignments;
-    s->trimmed += row->trimmed;
-    s->dropped += row->dropped;
-    engine->stats.expert_assignments += row->assignments;
-    engine->stats.expert_trimmed += row->trimmed;
-    engine->stats.expert_dropped += row->dropped;
+    assignments += row->assignments;
+    trimmed += row->trimmed;
+    dropped += row->dropped;
     status = status == CLB_OK ? row->status : status;
   }
-  write_usage(engine, slot);
+  clb_slot_add_usage(engine, slot, assignments, trimmed, dropped);
   return status;
 }
 
-/* Prompt records of positions that no row of ours computes: 0, and what a prefix run already holds. */
-static void skip_prompt_records(clb_engine* engine, uint32_t slot) {
+void clb_slot_skip_prompt_records(clb_engine* engine, uint32_t slot) {
   const clb_slot* const s = &engine->slots[slot];
   clb_prompt_record* const records = clb_channel_prompt_records(&engine->channel, slot);
   for (uint32_t p = 0; p <= s->request.prefix_tokens; ++p) {
@@ -196,7 +214,7 @@ static int32_t prompt_records(clb_engine* engine, uint32_t slot, uint32_t first,
   clb_prompt_record* const records = clb_channel_prompt_records(&engine->channel, slot);
   clb_result* const result = clb_channel_result(&engine->channel, slot);
   if (engine->buffers.rows[first].position == s->request.prefix_tokens) {
-    skip_prompt_records(engine, slot);
+    clb_slot_skip_prompt_records(engine, slot);
   }
   for (uint32_t begin = first; begin < end; begin += CLB_LOGIT_ROWS) {
     const uint32_t count = end - begin < CLB_LOGIT_ROWS ? end - begin : CLB_LOGIT_ROWS;
@@ -217,8 +235,7 @@ static int32_t prompt_records(clb_engine* engine, uint32_t slot, uint32_t first,
   return CLB_OK;
 }
 
-/* The prompt is computed. Returns 1 iff a first token is wanted. */
-static uint32_t finish_prompt(clb_engine* engine, uint32_t slot) {
+uint32_t clb_slot_finish_prompt(clb_engine* engine, uint32_t slot) {
   clb_slot* const s = &engine->slots[slot];
   if (s->request.publish_run != 0u) {
     const int32_t status = clb_cache_publish(&engine->cache, slot);
@@ -254,7 +271,7 @@ static uint32_t finish_prompt_rows(clb_engine* engine, uint32_t count, uint32_t*
       clb_slot_fail(engine, slot, status);
     } else if (s->computed == s->request.prompt_tokens) {
       ready[ready_count] = end - 1u;
-      ready_count += finish_prompt(engine, slot);
+      ready_count += clb_slot_finish_prompt(engine, slot);
     }
   }
   return ready_count;

@@ -1,0 +1,123 @@
+/*
+ * cuda_internal.h: the CUDA half of the engine, shared by cuda_*.c and by nobody else. The rest of the engine sees
+ * clb_backend_cuda (backend.h) only.
+ *
+ *   cuda_plan.c    where everything lies                       cuda_step.c     a step as launches
+ *   cuda_load.c    weights into the arena                      cuda_graph.c    the same, captured into graphs
+ *   cuda_slots.c   a request's state onto the device           cuda_loop.c     steps in flight, events one step behind
+ *   cuda_open.c    open and close
+ *
+ * clb_cuda owns the graphs and nothing else; arena, page-locked memory, stream and kernels are the worker's
+ * (clb_device_desc). Every driver call is made by the engine's own thread. A failing one is final: the status goes to
+ * engine->fault, the loop ends, and with it the process.
+ */
+#ifndef CLB_CUDA_INTERNAL_H
+#define CLB_CUDA_INTERNAL_H
+
+#include "cuda_plan.h"
+#include "driver.h"
+#include "engine_internal.h"
+
+typedef enum clb_cuda_kernel {
+  CLB_CUDA_EMBED = 0,
+  CLB_CUDA_LINEAR,
+  CLB_CUDA_LINEAR_MANY,
+  CLB_CUDA_ROUTER_LOGITS,
+  CLB_CUDA_ROUTER,
+  CLB_CUDA_BUCKET,
+  CLB_CUDA_GATE_UP,
+  CLB_CUDA_DOWN,
+  CLB_CUDA_GATE_UP_MANY,
+  CLB_CUDA_DOWN_MANY,
+  CLB_CUDA_COMBINE,
+  CLB_CUDA_ATTEND,
+  CLB_CUDA_ATTEND_COMBINE,
+  CLB_CUDA_APPEND,
+  CLB_CUDA_ATTEND_MANY,
+  CLB_CUDA_SAMPLE,
+  CLB_CUDA_PUBLISH,
+  CLB_CUDA_PROMPT_LOGPROBS,
+  CLB_CUDA_DUMMY,
+  CLB_CUDA_KERNELS
+} clb_cuda_kernel;
+
+/* A step that was launched and not seen yet. */
+typedef struct clb_cuda_flight {
+  uint32_t prefill; /* 1: a prefill step; 0: decode */
+  uint32_t tokens;  /* rows computed */
+  uint32_t count;   /* rows sampled: events to look at */
+  uint32_t reserved;
+  uint32_t slots[CLB_FEW_ROWS];       /* (count) */
+  uint64_t generations[CLB_FEW_ROWS]; /* (count) */
+} clb_cuda_flight;
+
+struct clb_cuda {
+  clb_device_desc device; /* private copy */
+  clb_driver driver;
+  clb_cuda_layout at;
+  void* functions[CLB_CUDA_KERNELS];
+  void* decode[CLB_CUDA_DECODE_BUCKETS]; /* executable graphs; NULL: not built */
+  void* prefill[CLB_CUDA_PREFILL_BUCKETS];
+  const clb_weight_table* weights; /* data is a device address */
+  uint64_t launched;               /* steps since open */
+  uint64_t seen;                   /* of them, finished and their events forwarded */
+  clb_cuda_flight flights[CLB_CUDA_STAGES];
+  clb_slot_list list; /* what the device has */
+  uint32_t layer_values_total;
+  uint64_t layer_values[CLB_MAX_LAYERS]; /* K and V values a token in the layers below */
+  uint64_t layer_tables[CLB_MAX_LAYERS]; /* device address of a layer's expert table */
+};
+
+static inline clb_device_addr clb_cuda_at(const struct clb_cuda* cuda, uint64_t offset) {
+  return cuda->device.arena + offset;
+}
+
+/* Page-locked memory at `offset`. */
+static inline void* clb_cuda_host(const struct clb_cuda* cuda, uint64_t offset) {
+  return (unsigned char*)cuda->device.pinned + offset;
+}
+
+/* DEVICE, with what was being done and the driver's own words. */
+static inline int32_t clb_cuda_fail(const clb_engine* engine, clb_error* error, const char* doing) {
+  const clb_driver* const d = &engine->cuda->driver;
+  return clb_fail(error, CLB_ERR_DEVICE, "%s: the driver says %s (%d)", doing, d->last_name, (int)d->last_code);
+}
+
+/* ---------------------------------------------------------- cuda_load.c */
+
+/* Fills the arena's weights and expert tables. Fails like clb_loader_load, and with DEVICE. */
+int32_t clb_cuda_load(clb_engine* engine, const clb_engine_config* config, void* host, clb_error* error);
+/* Bytes that the weights take in the arena. MEMORY: no scratch memory. */
+int32_t clb_cuda_weights_bytes(const clb_engine_config* config, uint64_t* bytes, clb_error* error);
+/* clb_precision of all matrices of a model that clb_cuda_model_check accepts. */
+uint32_t clb_cuda_precision(const clb_model_desc* model);
+
+/* ---------------------------------------------------------- cuda_step.c */
+
+/* Launches one step of at most `rows` rows; under capture the launches become a graph. DEVICE. */
+int32_t clb_cuda_launch_decode(clb_engine* engine, uint32_t rows);
+int32_t clb_cuda_launch_prefill(clb_engine* engine, uint32_t rows);
+/* Log-probabilities of the wanted rows' next tokens, for the prompt items on the device. */
+int32_t clb_cuda_launch_prompt(clb_engine* engine);
+
+/* --------------------------------------------------------- cuda_graph.c */
+
+/* Looks every kernel up, by name and size of its arguments. MODULE. */
+int32_t clb_cuda_find_kernels(clb_engine* engine, uint32_t precision, clb_error* error);
+/* Captures a graph a bucket. DEVICE; what was built is in cuda->decode and cuda->prefill. */
+int32_t clb_cuda_build_graphs(clb_engine* engine, clb_error* error);
+void clb_cuda_destroy_graphs(struct clb_cuda* cuda);
+
+/* --------------------------------------------------------- cuda_slots.c */
+
+/* Copies what the device must know of a slot whose runs are reserved. Fails with DEVICE, or UNSUPPORTED. */
+int32_t clb_cuda_slot_opened(clb_engine* engine, uint32_t slot);
+int32_t clb_cuda_mask_set(clb_engine* engine, uint32_t slot, uint32_t position);
+
+/* ---------------------------------------------------------- cuda_loop.c */
+
+/* At most one prefill and one decode step; waits until at most one step is in flight. *worked: 1 if one was launched
+   or seen. */
+int32_t clb_cuda_steps(clb_engine* engine, uint32_t* worked);
+
+#endif /* CLB_CUDA_INTERNAL_H */

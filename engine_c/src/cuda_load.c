@@ -1,0 +1,288 @@
+/*
+ * cuda_load.c: weights into the arena, through two page-locked buffers: while one is being copied, the next piece of a
+ * file is read from the page cache into the other. The bytes of a file are what the kernels read; nothing is repacked.
+ *
+ * Dummy weights are written by a kernel, so that models of any size are there in seconds. They have the values of
+ * dummy.c, wherever the description says that a section lies.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "assert.h"
+#include "cuda_internal.h"
+
+#define DUMMY_BLOCKS_MAX 65535u
+#define BLOCK_ALIGNMENT 256u
+
+typedef struct loader {
+  clb_engine* engine;
+  struct clb_cuda* cuda;
+  const clb_engine_config* config;
+  clb_placement placement;
+  void* copied[CLB_CUDA_LOAD_BUFFERS]; /* events: the buffer may be written again */
+  uint64_t pieces;                     /* read so far */
+  uint64_t loaded;                     /* bytes of all files so far */
+  uint32_t file;
+  uint32_t first; /* sorted section of the file */
+} loader;
+
+static clb_driver* driver_of(const loader* state) { return &state->cuda->driver; }
+
+static void* stream_of(const loader* state) { return state->cuda->device.stream; }
+
+static unsigned char* buffer_of(const loader* state) {
+  const uint64_t offset = state->pieces % CLB_CUDA_LOAD_BUFFERS * CLB_LOADER_PIECE_BYTES;
+  return clb_cuda_host(state->cuda, state->cuda->at.load + offset);
+}
+
+static unsigned char* free_buffer(void* context, uint64_t offset, int32_t* status) {
+  loader* const state = context;
+  clb_driver* const d = driver_of(state);
+  (void)offset;
+  *status = CLB_ERR_STATE;
+  while (*status == CLB_ERR_STATE) { /* of a copy that is on its way */
+    *status = d->event_done(d, state->copied[state->pieces % CLB_CUDA_LOAD_BUFFERS]);
+  }
+  return buffer_of(state);
+}
+
+/* The part of each section that lies in the piece has finite values only. */
+static int32_t check_finite(const loader* state, uint64_t begin, const unsigned char* data, uint64_t bytes,
+                            clb_error* error) {
+  const clb_model_desc* const model = state->config->model;
+  for (uint32_t i = state->first; i < model->section_count && state->placement.sorted[i]->file == state->file; ++i) {
+    const clb_section_desc* const section = state->placement.sorted[i];
+    const uint64_t end = section->offset + section->bytes;
+    const uint64_t from = section->offset > begin ? section->offset : begin;
+    const uint64_t to = end < begin + bytes ? end : begin + bytes;
+    if (from >= to) {
+      continue;
+    }
+    const uint64_t count = (to - from) / clb_element_bytes(section->precision);
+    const uint64_t index = clb_first_not_finite(data + (from - begin), section->precision, count);
+    if (index != count) {
+      char text[CLB_PLACE_BYTES];
+      const clb_place place = {section->role, section->layer, section->expert};
+      return clb_fail(error, CLB_ERR_NOT_FINITE, "file %s: %s: the value at byte %" PRIu64 " is NaN or infinite",
+                      model->file_table[state->file].name, clb_place_text(place, text),
+                      from + index * clb_element_bytes(section->precision));
+    }
+  }
+  return CLB_OK;
+}
+
+static int32_t take_piece(void* context, uint64_t offset, const unsigned char* data, uint64_t bytes, clb_error* error) {
+  loader* const state = context;
+  clb_driver* const d = driver_of(state);
+  const uint64_t place = state->cuda->at.weights + state->placement.files[state->file] + offset;
+  int32_t status = check_finite(state, offset, data, bytes, error);
+  status = status != CLB_OK ? status : d->copy_in(d, stream_of(state), clb_cuda_at(state->cuda, place), data, bytes);
+  status = status != CLB_OK
+               ? status
+               : d->event_record(d, state->copied[state->pieces % CLB_CUDA_LOAD_BUFFERS], stream_of(state));
+  ++state->pieces;
+  state->loaded += bytes;
+  clb_channel_set_loaded(&state->engine->channel, state->loaded);
+  return status;
+}
+
+static int32_t read_files(loader* state, clb_error* error) {
+  const clb_model_desc* const model = state->config->model;
+  const clb_file_sink sink = {state, free_buffer, take_piece};
+  int32_t status = CLB_OK;
+  for (uint32_t i = 0; status == CLB_OK && i < model->file_count; ++i) {
+    state->file = i;
+    while (state->first < model->section_count && state->placement.sorted[state->first]->file < i) {
+      ++state->first;
+    }
+    status = clb_file_read(state->config->dir_fd, &model->file_table[i], &sink, error);
+  }
+  return status;
+}
+
+static int32_t load_files(loader* state, clb_error* error) {
+  clb_driver* const d = driver_of(state);
+  int32_t status = CLB_OK;
+  for (uint32_t i = 0; status == CLB_OK && i < CLB_CUDA_LOAD_BUFFERS; ++i) {
+    status = d->event_create(d, &state->copied[i]);
+    status = status != CLB_OK ? status : d->event_record(d, state->copied[i], stream_of(state));
+  }
+  status = status != CLB_OK ? status : read_files(state, error);
+  const int32_t waited = d->stream_wait(d, stream_of(state)); /* also after a failure: the buffers are the worker's */
+  for (uint32_t i = 0; i < CLB_CUDA_LOAD_BUFFERS; ++i) {
+    if (state->copied[i] != NULL) {
+      d->event_destroy(d, state->copied[i]);
+    }
+  }
+  state->engine->stats.loaded_bytes = state->loaded;
+  return status != CLB_OK ? status : waited;
+}
+
+/* -------------------------------------------------------------- the table */
+
+static void set_tensor(const loader* state, clb_weight_table* table, clb_place place, uint32_t precision,
+                       uint64_t offset) {
+  const clb_demand demand = clb_demand_of(state->config->model, place.role, place.layer, place.expert);
+  clb_tensor* const tensor = &table->tensors[clb_weight_index(table, place.role, place.layer, place.expert)];
+  /* Never dereferenced here: the table of a device holds its addresses. */
+  tensor->data = (const void*)(uintptr_t)clb_cuda_at(state->cuda, state->cuda->at.weights + offset);
+  tensor->precision = precision;
+  tensor->layout = demand.narrow != 0 ? CLB_LAYOUT_MMA : CLB_LAYOUT_FLAT;
+  tensor->rows = demand.rows;
+  tensor->cols = demand.cols;
+}
+
+static int32_t fill_dummy(const loader* state, clb_place place, const clb_tensor* tensor) {
+  clb_driver* const d = driver_of(state);
+  const clb_dummy_args args = {.output = (uint64_t)(uintptr_t)tensor->data,
+                               .key = clb_dummy_key(state->config->dummy_seed, place),
+                               .rows = tensor->rows,
+                               .cols = tensor->cols,
+                               .half_width = clb_dummy_half_width(place.role, tensor->cols),
+                               .precision = tensor->precision,
+                               .tiled = tensor->layout == CLB_LAYOUT_MMA ? 1u : 0u,
+                               .by_column = place.role == CLB_ROLE_DOWN ? 1u : 0u};
+  const uint64_t values = (uint64_t)tensor->rows * tensor->cols;
+  const uint64_t blocks = (values + CLB_DUMMY_VALUES - 1u) / CLB_DUMMY_VALUES;
+  const clb_launch launch = {.function = state->cuda->functions[CLB_CUDA_DUMMY],
+                             .args = &args,
+                             .grid = {blocks < DUMMY_BLOCKS_MAX ? (uint32_t)blocks : DUMMY_BLOCKS_MAX, 1u, 1u},
+                             .block = {CLB_MATMUL_THREADS, 1u, 1u},
+                             .shared_bytes = 0u,
+                             .edge = CLB_EDGE_FULL};
+  return d->launch(d, stream_of(state), &launch);
+}
+
+/* ------------------------------------------------------------ laying out */
+
+static int has_section(const clb_model_desc* model, clb_place place) {
+  for (uint32_t i = 0; i < model->section_count; ++i) {
+    const clb_section_desc* const section = &model->section_table[i];
+    if (section->role == place.role && section->layer == place.layer && section->expert == place.expert) {
+      return 1;
+    }
+  }
+  return 0;
+}
+
+/* Calls of this function, in the order of clb_place_next, lay dummy weights one after the other; optional ones are
+   there iff the description has them. Returns 0 for a place that stays empty. */
+static int lay_out(const clb_model_desc* model, clb_place place, uint64_t* end, uint64_t* offset) {
+  const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
+  if (demand.rows == 0u || (demand.optional != 0u && !has_section(model, place))) {
+    return 0;
+  }
+  const uint32_t narrow = demand.narrow != 0u ? 1u : 0u;
+  *offset = *end;
+  *end = clb_align_up(
+      *end + clb_layout_bytes(narrow != 0u ? CLB_LAYOUT_MMA : CLB_LAYOUT_FLAT,
+                              narrow != 0u ? clb_cuda_precision(model) : CLB_FP32, demand.rows, demand.cols),
+      BLOCK_ALIGNMENT);
+  return 1;
+}
+
+int32_t clb_cuda_weights_bytes(const clb_engine_config* config, uint64_t* bytes, clb_error* error) {
+  uint64_t end = 0;
+  uint64_t offset;
+  clb_place place = {0, -1, -1};
+  if (config->weights == CLB_WEIGHTS_FILES) {
+    clb_placement placement;
+    const int32_t status = clb_placement_make(config->model, CLB_LAYOUT_MMA, &placement, error);
+    if (status == CLB_OK) {
+      *bytes = placement.bytes;
+      clb_placement_free(&placement);
+    }
+    return status;
+  }
+  do {
+    (void)lay_out(config->model, place, &end, &offset);
+  } while (clb_place_next(config->model, &place));
+  *bytes = end;
+  return CLB_OK;
+}
+
+uint32_t clb_cuda_precision(const clb_model_desc* model) {
+  for (uint32_t i = 0; i < model->section_count; ++i) {
+    if (model->section_table[i].role == CLB_ROLE_EMBEDDING) {
+      return model->section_table[i].precision;
+    }
+  }
+  return CLB_BF16;
+}
+
+/* --------------------------------------------------------------- loading */
+
+static int32_t load_dummy(const loader* state, clb_weight_table* table) {
+  const clb_model_desc* const model = state->config->model;
+  uint64_t end = 0;
+  uint64_t offset;
+  clb_place place = {0, -1, -1};
+  int32_t status = CLB_OK;
+  do {
+    if (lay_out(model, place, &end, &offset)) {
+      const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
+      set_tensor(state, table, place, demand.narrow != 0u ? clb_cuda_precision(model) : CLB_FP32, offset);
+      status = fill_dummy(state, place, clb_weight(table, place.role, place.layer, place.expert));
+    }
+  } while (status == CLB_OK && clb_place_next(model, &place));
+  return status;
+}
+
+static int32_t load_described(loader* state, clb_weight_table* table, clb_error* error) {
+  const clb_model_desc* const model = state->config->model;
+  int32_t status = clb_placement_make(model, CLB_LAYOUT_MMA, &state->placement, error);
+  if (status != CLB_OK) {
+    return status;
+  }
+  status = load_files(state, error);
+  for (uint32_t i = 0; i < model->section_count; ++i) {
+    const clb_section_desc* const section = &model->section_table[i];
+    const clb_place place = {section->role, section->layer, section->expert};
+    set_tensor(state, table, place, section->precision, state->placement.sections[i]);
+  }
+  clb_placement_free(&state->placement);
+  return status;
+}
+
+static clb_expert_weights expert_of(const clb_weight_table* table, uint32_t layer, int32_t expert) {
+  const int32_t l = (int32_t)layer;
+  return (clb_expert_weights){.gate = (uint64_t)(uintptr_t)clb_weight(table, CLB_ROLE_GATE, l, expert)->data,
+                              .up = (uint64_t)(uintptr_t)clb_weight(table, CLB_ROLE_UP, l, expert)->data,
+                              .down = (uint64_t)(uintptr_t)clb_weight(table, CLB_ROLE_DOWN, l, expert)->data};
+}
+
+/* Expert tables and frequencies, through the load buffers, which nobody needs any more. */
+static int32_t copy_tables(const loader* state, const clb_weight_table* table) {
+  struct clb_cuda* const cuda = state->cuda;
+  clb_driver* const d = driver_of(state);
+  const clb_model_desc* const model = state->config->model;
+  clb_expert_weights* const rows = clb_cuda_host(cuda, cuda->at.load);
+  float* const inv_freq = clb_cuda_host(cuda, cuda->at.load + cuda->at.table_bytes);
+  const uint64_t inv_freq_bytes = model->head_dim / 2u * sizeof(float);
+  uint64_t row = 0;
+  for (uint32_t layer = 0; layer < model->layers; ++layer) {
+    cuda->layer_tables[layer] = clb_cuda_at(cuda, cuda->at.expert_tables) + row * sizeof *rows;
+    for (uint32_t expert = 0; expert < model->layer_table[layer].experts; ++expert) {
+      rows[row++] = expert_of(table, layer, (int32_t)expert);
+    }
+    rows[row++] = expert_of(table, layer, -1);
+  }
+  CLB_ASSERT(row * sizeof *rows == cuda->at.table_bytes);
+  (void)memcpy(inv_freq, model->rope_inv_freq, (size_t)inv_freq_bytes);
+  int32_t status =
+      d->copy_in(d, stream_of(state), clb_cuda_at(cuda, cuda->at.expert_tables), rows, cuda->at.table_bytes);
+  status = status != CLB_OK
+               ? status
+               : d->copy_in(d, stream_of(state), clb_cuda_at(cuda, cuda->at.inv_freq), inv_freq, inv_freq_bytes);
+  return status != CLB_OK ? status : d->stream_wait(d, stream_of(state));
+}
+
+int32_t clb_cuda_load(clb_engine* engine, const clb_engine_config* config, void* host, clb_error* error) {
+  loader state = {.engine = engine, .cuda = engine->cuda, .config = config};
+  clb_weight_table* const table = clb_table_init(config->model, host);
+  int32_t status =
+      config->weights == CLB_WEIGHTS_DUMMY ? load_dummy(&state, table) : load_described(&state, table, error);
+  status = status != CLB_OK ? status : copy_tables(&state, table);
+  engine->cuda->weights = table;
+  return status == CLB_ERR_DEVICE ? clb_cuda_fail(engine, error, "loading the weights") : status;
+}

@@ -1,0 +1,64 @@
+/*
+ * dummy.cu: seeded random weights on the device, with the values of engine_c/src/dummy.c.
+ *
+ * Operation  clb_dummy: fills one matrix, in mma tiles or row-major; see clb_dummy_args in abi.h. Padding becomes 0.
+ * Reference  tests/cuda/test_dummy.py (engine_c/src/dummy.c).
+ * Grid       any number of blocks of 256 threads; each takes CLB_DUMMY_VALUES elements in turn.
+ * Needs      sm_80. Runs while weights load, never in a step.
+ * Roofline   bytes written: 60 GB of bf16 take 15 ms at 4 TB/s. Two 64-bit hashes an element bind it; target 1 s.
+ */
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "device.cuh"
+
+CLB_DEVICE uint64_t mix(uint64_t value) {
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9ull;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebull;
+  return value ^ (value >> 31);
+}
+
+CLB_DEVICE float value_at(const clb_dummy_args& a, uint64_t number) {
+  if (a.half_width == 0.0f) return 1.0f;
+  const uint64_t bits = mix(a.key + (number + 1u) * 0x9e3779b97f4a7c15ull) >> 40;
+  return __fmul_rn(__fsub_rn(__fmul_rn((float)bits, 1.0f / 8388608.0f), 1.0f), a.half_width);
+}
+
+/* Element `index` of the output: its row and column. */
+CLB_DEVICE void place_of(const clb_dummy_args& a, uint64_t index, uint32_t across, uint32_t* row, uint32_t* col) {
+  if (a.tiled == 0u) {
+    *row = (uint32_t)(index / a.cols);
+    *col = (uint32_t)(index % a.cols);
+    return;
+  }
+  const uint64_t tile = index / (CLB_TILE * CLB_TILE);
+  const uint32_t lane = (uint32_t)(index % (CLB_TILE * CLB_TILE)) / 8u;
+  const uint32_t element = (uint32_t)(index % 8u);
+  *row = (uint32_t)(tile / across) * CLB_TILE + lane / 4u + element / 2u % 2u * 8u;
+  *col = (uint32_t)(tile % across) * CLB_TILE + lane % 4u * 2u + element % 2u + element / 4u * 8u;
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS) clb_dummy(const __grid_constant__ clb_dummy_args a) {
+  const uint32_t across = (a.cols + CLB_TILE - 1u) / CLB_TILE;
+  const uint64_t padded = (uint64_t)((a.rows + CLB_TILE - 1u) / CLB_TILE) * across * CLB_TILE * CLB_TILE;
+  const uint64_t count = (a.tiled != 0u) ? padded : (uint64_t)a.rows * a.cols;
+  clb_wait_for_inputs();
+  clb_release_dependents();
+  for (uint64_t begin = (uint64_t)blockIdx.x * CLB_DUMMY_VALUES; begin < count;
+       begin += (uint64_t)gridDim.x * CLB_DUMMY_VALUES) {
+    for (uint64_t i = begin + threadIdx.x; i < min(begin + CLB_DUMMY_VALUES, count); i += CLB_MATMUL_THREADS) {
+      uint32_t row;
+      uint32_t col;
+      place_of(a, i, across, &row, &col);
+      const uint64_t number = (a.by_column != 0u) ? (uint64_t)col * a.rows + row : (uint64_t)row * a.cols + col;
+      const float value = (row < a.rows && col < a.cols) ? value_at(a, number) : 0.0f;
+      if (a.precision == 0u) {
+        reinterpret_cast<float*>(a.output)[i] = value;
+      } else if (a.precision == 1u) {
+        reinterpret_cast<__half*>(a.output)[i] = __float2half_rn(value);
+      } else {
+        reinterpret_cast<__nv_bfloat16*>(a.output)[i] = __float2bfloat16_rn(value);
+      }
+    }
+  }
+}
