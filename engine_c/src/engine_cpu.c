@@ -74,7 +74,7 @@ static int32_t take_blocks(clb_engine* engine, clb_error* error) {
   if (status == CLB_OK) {
     status = clb_dispatch_open(pool, &sizes->dispatch, &engine->dispatch_extent);
   }
-  if (status == CLB_OK && sizes->stack_bytes > 0) {
+  if (status == CLB_OK && sizes->stack_bytes > 0u) {
     status = clb_pool_alloc(pool, CLB_TIER_TEMP, sizes->stack_bytes, 0, CLB_MEM_STACK, &engine->stack_extent);
   }
   if (status != CLB_OK) {
@@ -135,7 +135,7 @@ static int32_t open_threads(clb_engine* engine, const clb_engine_config* config,
   const clb_threads_config threads = {
       .count = config->threads,
       .cpus = config->cpus,
-      .stacks = config->threads > 1 ? extent_address(engine, &engine->stack_extent) : NULL,
+      .stacks = config->threads > 1u ? extent_address(engine, &engine->stack_extent) : NULL,
   };
   const int32_t status = clb_threads_open(&engine->threads, &threads);
   if (status == CLB_ERR_ARGUMENT) {
@@ -160,8 +160,8 @@ static void close_cpu(clb_engine* engine) { clb_threads_close(&engine->threads);
 
 static void give_back_cpu(clb_engine* engine) {
   clb_kernels_close(&engine->kernels);
-  for (uint32_t tier = CLB_TIER_COUNT; tier > 0; tier--) {
-    clb_map_close(&engine->maps[tier - 1]);
+  for (uint32_t tier = CLB_TIER_COUNT; tier > 0u; tier--) {
+    clb_map_close(&engine->maps[tier - 1u]);
   }
 }
 
