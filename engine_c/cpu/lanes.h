@@ -55,6 +55,9 @@ static inline clb_float4 clb_float4_where(clb_int4 mask, clb_float4 first, clb_f
 /* a > b ? a : b in each lane. */
 static inline clb_float4 clb_float4_max(clb_float4 a, clb_float4 b) { return clb_float4_where(a > b, a, b); }
 
+/* All ones where the lane is finite, 0 where it is NaN or infinite: finite * 0 is 0, all else is NaN. */
+static inline clb_int4 clb_float4_finite(clb_float4 four) { return four * 0.0f >= 0.0f; }
+
 static inline clb_lanes clb_lanes_load(const float* values) {
   clb_lanes lanes;
   (void)memcpy(&lanes, values, sizeof lanes);

@@ -14,13 +14,13 @@
 #include "number.h"
 
 static uint64_t mix(uint64_t value) {
-  value = (value ^ (value >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-  value = (value ^ (value >> 27)) * UINT64_C(0x94d049bb133111eb);
-  return value ^ (value >> 31);
+  const uint64_t once = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  const uint64_t twice = (once ^ (once >> 27)) * 0x94d049bb133111ebu;
+  return twice ^ (twice >> 31);
 }
 
 uint64_t clb_dummy_key(uint64_t seed, clb_place place) {
-  uint64_t key = mix(seed + UINT64_C(0x9e3779b97f4a7c15));
+  uint64_t key = mix(seed + 0x9e3779b97f4a7c15u);
   key = mix(key ^ place.role);
   key = mix(key ^ (uint32_t)place.layer);
   return mix(key ^ (uint32_t)place.expert);
@@ -54,7 +54,7 @@ static float value_at(uint64_t key, uint64_t index, float half) {
   if (half == 0.0f) {
     return 1.0f;
   }
-  const uint64_t bits = mix(key + (index + 1u) * UINT64_C(0x9e3779b97f4a7c15)) >> 40; /* 24 bits */
+  const uint64_t bits = mix(key + (index + 1u) * 0x9e3779b97f4a7c15u) >> 40; /* 24 bits */
   return ((float)bits * 0x1p-23f - 1.0f) * half;
 }
 
@@ -68,11 +68,11 @@ static void store(void* data, uint32_t precision, uint64_t index, float value) {
 
 void clb_dummy_fill(uint64_t seed, clb_place place, uint32_t precision, uint32_t layout, uint32_t rows, uint32_t cols,
                     void* data) {
-  CLB_ASSERT(rows > 0 && cols > 0);
+  CLB_ASSERT(rows > 0u && cols > 0u);
   CLB_ASSERT(precision <= CLB_BF16);
   const uint64_t key = clb_dummy_key(seed, place);
-  const int transposed = place.role == CLB_ROLE_DOWN;
-  const int tiled = layout == CLB_LAYOUT_ROWS16;
+  const bool transposed = place.role == CLB_ROLE_DOWN;
+  const bool tiled = layout == CLB_LAYOUT_ROWS16;
   const float half = clb_dummy_half_width(place.role, transposed && !tiled ? rows : cols);
   for (uint64_t row = 0; row < rows; ++row) {
     for (uint64_t col = 0; col < cols; ++col) {
@@ -80,7 +80,7 @@ void clb_dummy_fill(uint64_t seed, clb_place place, uint32_t precision, uint32_t
       store(data, precision, tiled ? clb_rows16_index(row, col, cols) : number, value_at(key, number, half));
     }
   }
-  for (uint64_t row = rows; tiled && row % CLB_TILE_ROWS != 0; ++row) {
+  for (uint64_t row = rows; tiled && row % CLB_TILE_ROWS != 0u; ++row) {
     for (uint64_t col = 0; col < cols; ++col) {
       store(data, precision, clb_rows16_index(row, col, cols), 0.0f);
     }

@@ -23,15 +23,15 @@ static clb_engine* take_host(const clb_model_desc* model, const clb_sizes* sizes
     return NULL;
   }
   const unsigned char* const end = at + sizes->host_bytes;
-  memset(at, 0, sizes->host_bytes);
+  (void)memset(at, 0, sizes->host_bytes);
   clb_engine* const engine = (clb_engine*)(void*)next_part(&at, sizeof *engine);
   clb_pool_node* const nodes =
-      (clb_pool_node*)(void*)next_part(&at, ((uint64_t)CLB_FIXED_NODES * 2 + sizes->cache.nodes) * sizeof *nodes);
+      (clb_pool_node*)(void*)next_part(&at, ((uint64_t)CLB_FIXED_NODES * 2u + sizes->cache.nodes) * sizeof *nodes);
   parts->nodes[CLB_TIER_WEIGHTS] = nodes;
   parts->nodes[CLB_TIER_TEMP] = nodes + CLB_FIXED_NODES;
-  parts->nodes[CLB_TIER_KV] = nodes + 2 * CLB_FIXED_NODES;
+  parts->nodes[CLB_TIER_KV] = nodes + 2u * CLB_FIXED_NODES;
   parts->layer_table = (clb_layer_desc*)(void*)next_part(&at, model->layers * sizeof(clb_layer_desc));
-  parts->rope = (float*)(void*)next_part(&at, model->head_dim / 2 * sizeof(float));
+  parts->rope = (float*)(void*)next_part(&at, model->head_dim / 2u * sizeof(float));
   parts->loader = next_part(&at, sizes->loader.host_bytes);
   parts->backend = next_part(&at, sizes->backend_bytes);
   CLB_ASSERT(at == end);
@@ -41,8 +41,8 @@ static clb_engine* take_host(const clb_model_desc* model, const clb_sizes* sizes
 /* Our own copies of what the caller may free after open. */
 static void copy_model(clb_engine* engine, const clb_engine_config* config, const clb_host_parts* parts) {
   const clb_model_desc* const model = config->model;
-  memcpy(parts->layer_table, model->layer_table, model->layers * sizeof model->layer_table[0]);
-  memcpy(parts->rope, model->rope_inv_freq, model->head_dim / 2 * sizeof(float));
+  (void)memcpy(parts->layer_table, model->layer_table, model->layers * sizeof model->layer_table[0]);
+  (void)memcpy(parts->rope, model->rope_inv_freq, model->head_dim / 2u * sizeof(float));
   engine->config = *config;
   engine->config.model = &engine->model;
   engine->config.modules = NULL;
@@ -90,7 +90,7 @@ int32_t clb_engine_open(const clb_engine_config* config, clb_engine** engine, cl
   if (status != CLB_OK) {
     return status;
   }
-  if (config->module_count > 0 && config->modules == NULL) {
+  if (config->module_count > 0u && config->modules == NULL) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "engine configuration: module_count is %u, but there is no list",
                     config->module_count);
   }
@@ -116,6 +116,13 @@ int32_t clb_engine_open(const clb_engine_config* config, clb_engine** engine, cl
   return CLB_OK;
 }
 
+static void give_back(clb_engine* engine, clb_extent* extent) {
+  if (extent->bytes > 0u) {
+    const int32_t status = clb_pool_free(&engine->pool, extent);
+    CLB_ASSERT(status == CLB_OK);
+  }
+}
+
 /* Everything that open slots and shared runs hold; then the fixed blocks. */
 static void give_back_blocks(clb_engine* engine) {
   for (uint32_t slot = 0; slot < engine->config.channel.slots; ++slot) {
@@ -125,14 +132,11 @@ static void give_back_blocks(clb_engine* engine) {
   }
   int32_t status = engine->built < CLB_BUILT_CACHE ? CLB_OK : clb_cache_close(&engine->cache);
   CLB_ASSERT(status == CLB_OK);
-  clb_extent* const extents[] = {&engine->stack_extent, &engine->dispatch_extent, &engine->slot_extent,
-                                 &engine->step_extent, &engine->weights_extent};
-  for (size_t i = 0; i < sizeof extents / sizeof extents[0]; ++i) {
-    if (extents[i]->bytes > 0) {
-      status = clb_pool_free(&engine->pool, extents[i]);
-      CLB_ASSERT(status == CLB_OK);
-    }
-  }
+  give_back(engine, &engine->stack_extent);
+  give_back(engine, &engine->dispatch_extent);
+  give_back(engine, &engine->slot_extent);
+  give_back(engine, &engine->step_extent);
+  give_back(engine, &engine->weights_extent);
   status = clb_pool_close(&engine->pool);
   CLB_ASSERT(status == CLB_OK); /* all free: nothing of ours was lost */
 }
@@ -189,9 +193,9 @@ static int32_t check_slots(const clb_engine* engine, clb_error* error) {
       return clb_fail(error, CLB_ERR_INTERNAL, "slot %u: computed %u, asked %u, prompt %u", i, slot->computed,
                       slot->asked, slot->request.prompt_tokens);
     }
-    const uint32_t decoding = slot->state == CLB_SLOT_DECODE ? 1u : 0u;
-    if (decoding != (slot->computed == slot->request.prompt_tokens ? 1u : 0u) ||
-        slot->generated > slot->request.max_tokens || (decoding == 0 && slot->generated != 0)) {
+    const bool decoding = slot->state == CLB_SLOT_DECODE;
+    if (decoding != (slot->computed == slot->request.prompt_tokens) || slot->generated > slot->request.max_tokens ||
+        (!decoding && slot->generated != 0u)) {
       return clb_fail(error, CLB_ERR_INTERNAL, "slot %u: in state %u with %u of %u prompt and %u of %u output tokens",
                       i, slot->state, slot->computed, slot->request.prompt_tokens, slot->generated,
                       slot->request.max_tokens);
@@ -208,7 +212,7 @@ int32_t clb_engine_check(const clb_engine* engine, clb_error* error) {
   if (clb_cache_check(&engine->cache) != CLB_OK) {
     return clb_fail(error, CLB_ERR_INTERNAL, "KV cache or memory pool: a count does not add up");
   }
-  if (engine->stats.expert_relaunches != 0 || engine->stats.allocations_after_open != 0) {
+  if (engine->stats.expert_relaunches != 0u || engine->stats.allocations_after_open != 0u) {
     return clb_fail(error, CLB_ERR_INTERNAL, "%llu experts ran twice in a step, %llu blocks were taken after open",
                     (unsigned long long)engine->stats.expert_relaunches,
                     (unsigned long long)engine->stats.allocations_after_open);

@@ -206,6 +206,6 @@ uint32_t clb_slot_finish_prompt(clb_engine* engine, uint32_t slot);
    them the slot is released. */
 void clb_slot_take_token(clb_engine* engine, uint32_t slot, int32_t token, uint32_t flags);
 /* 1 iff output position `slot.generated` may be sampled now: the record ring has room and its mask is there. */
-int clb_slot_may_sample(clb_engine* engine, uint32_t slot);
+bool clb_slot_may_sample(clb_engine* engine, uint32_t slot);
 
 #endif /* CLB_ENGINE_INTERNAL_H */

@@ -14,7 +14,7 @@
 
 static int32_t check_tier(const clb_tier_config* tier, const char* name, clb_error* error) {
   const uint32_t page = tier->page_bytes;
-  if (page < CLB_POOL_MIN_PAGE || page > CLB_POOL_MAX_PAGE || (page & (page - 1u)) != 0) {
+  if (page < CLB_POOL_MIN_PAGE || page > CLB_POOL_MAX_PAGE || (page & (page - 1u)) != 0u) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "tier %s: page_bytes is %u, must be a power of two from %u to %u", name,
                     page, CLB_POOL_MIN_PAGE, CLB_POOL_MAX_PAGE);
   }
@@ -55,7 +55,7 @@ static int32_t check_channel(const clb_engine_config* config, uint32_t max_exper
 }
 
 static int32_t check_values(const clb_engine_config* config, clb_error* error) {
-  if (config->prefill_chunk == 0 || config->prefill_tokens < config->prefill_chunk ||
+  if (config->prefill_chunk == 0u || config->prefill_tokens < config->prefill_chunk ||
       config->prefill_tokens > CLB_MAX_STEP_TOKENS) {
     return clb_fail(error, CLB_ERR_ARGUMENT,
                     "prefill_chunk is %u and prefill_tokens %u; 1 <= prefill_chunk <= prefill_tokens <= %u must hold",
@@ -108,7 +108,7 @@ uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes
   buffers->residual = carve(&at, tokens * hidden, sizeof(float));
   buffers->normed = carve(&at, tokens * hidden, sizeof(float));
   buffers->update = carve(&at, tokens * hidden, sizeof(float));
-  buffers->qkv = carve(&at, tokens * (q + 2 * kv), sizeof(float));
+  buffers->qkv = carve(&at, tokens * (q + 2u * kv), sizeof(float));
   buffers->attended = carve(&at, tokens * q, sizeof(float));
   buffers->rope = carve(&at, tokens * model->head_dim, sizeof(float));
   buffers->shared_activation = carve(&at, tokens * sizes->shared_width, sizeof(float));
@@ -120,16 +120,16 @@ uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes
   buffers->draws = carve(&at, CLB_LOGIT_ROWS, sizeof *buffers->draws);
   buffers->policies = carve(&at, tokens, sizeof *buffers->policies);
   buffers->identity = carve(&at, tokens, sizeof *buffers->identity);
-  buffers->groups = carve(&at, tokens + 1, sizeof *buffers->groups);
-  buffers->products = carve(&at, (uint64_t)sizes->max_experts + 1, sizeof *buffers->products);
+  buffers->groups = carve(&at, tokens + 1u, sizeof *buffers->groups);
+  buffers->products = carve(&at, (uint64_t)sizes->max_experts + 1u, sizeof *buffers->products);
   buffers->expert_stamp = carve(&at, sizes->max_experts, sizeof *buffers->expert_stamp);
   return at.used;
 }
 
 uint64_t clb_place_slots(const clb_engine_config* config, unsigned char* base, clb_slot* slots) {
   carver at = {base, 0};
+  clb_slot unused = {0};
   for (uint32_t i = 0; i < config->channel.slots; ++i) {
-    clb_slot unused;
     clb_slot* const slot = slots == NULL ? &unused : &slots[i];
     slot->prompt = carve(&at, config->channel.max_seq_len, sizeof *slot->prompt);
     slot->counts = carve(&at, config->channel.vocab_size, sizeof *slot->counts);
@@ -157,7 +157,7 @@ static void widest_layers(const clb_model_desc* model, clb_sizes* sizes) {
 static int32_t tier_bytes(const clb_tier_config* tier, const char* name, uint64_t needed, uint64_t* bytes,
                           clb_error* error) {
   *bytes =
-      tier->bytes == 0 ? clb_pool_round(needed, tier->page_bytes) : tier->bytes & ~((uint64_t)tier->page_bytes - 1u);
+      tier->bytes == 0u ? clb_pool_round(needed, tier->page_bytes) : tier->bytes & ~((uint64_t)tier->page_bytes - 1u);
   if (*bytes < needed) {
     return clb_fail(error, CLB_ERR_MEMORY,
                     "tier %s: %llu bytes are configured, %llu are needed; raise memory.tiers.%s.bytes or leave it out",
@@ -235,16 +235,16 @@ int32_t clb_plan_memory_cpu(const clb_engine_config* config, clb_sizes* sizes, c
 static uint64_t host_bytes(const clb_model_desc* model, const clb_sizes* sizes) {
   carver at = {NULL, 0};
   (void)carve(&at, 1, sizeof(clb_engine));
-  (void)carve(&at, (uint64_t)CLB_FIXED_NODES * 2 + sizes->cache.nodes, sizeof(clb_pool_node));
+  (void)carve(&at, (uint64_t)CLB_FIXED_NODES * 2u + sizes->cache.nodes, sizeof(clb_pool_node));
   (void)carve(&at, model->layers, sizeof(clb_layer_desc));
-  (void)carve(&at, model->head_dim / 2, sizeof(float));
+  (void)carve(&at, model->head_dim / 2u, sizeof(float));
   (void)carve(&at, sizes->loader.host_bytes, 1);
   (void)carve(&at, sizes->backend_bytes, 1);
   return at.used;
 }
 
 int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
-  memset(sizes, 0, sizeof *sizes);
+  (void)memset(sizes, 0, sizeof *sizes);
   int32_t status = check_versions(config, error);
   status = status != CLB_OK ? status : check_values(config, error);
   if (status != CLB_OK) {
@@ -275,7 +275,7 @@ int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb
 
 int32_t clb_engine_plan(const clb_engine_config* config, clb_memory_plan* plan, clb_error* error) {
   clb_sizes sizes;
-  memset(plan, 0, sizeof *plan);
+  (void)memset(plan, 0, sizeof *plan);
   const int32_t status = clb_sizes_compute(config, &sizes, error);
   if (status != CLB_OK) {
     return status;

@@ -7,9 +7,7 @@
 #include "assert.h"
 #include "loader_internal.h" /* clb_fail */
 
-static const char* const precision_names[] = {"fp32", "fp16", "bf16"};
-
-static uint64_t round_up(uint64_t bytes) { return (bytes + 63u) & ~(uint64_t)63u; }
+static uint64_t round_up(uint64_t bytes) { return (bytes + 63u) & ~UINT64_C(63); }
 
 uint64_t clb_kernels_bytes(const clb_model_desc* model) {
   uint64_t bytes = round_up(model->layers * sizeof(clb_layer_kernels));
@@ -29,12 +27,13 @@ static int32_t load_module(clb_kernels* kernels, const clb_module_ref* ref, clb_
   if (handle == NULL) {
     return fail(error, ref->name, "cannot be loaded; reinstall colibrid for this machine");
   }
-  const uint32_t index = kernels->module_count++;
+  const uint32_t index = kernels->module_count;
+  ++kernels->module_count;
   kernels->handles[index] = handle;
   kernels->modules[index] = NULL;
   clb_module_entry_fn entry = NULL;
   void* const symbol = dlsym(handle, CLB_MODULE_ENTRY);
-  memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast from object to function pointer */
+  (void)memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast from object to function pointer */
   if (entry == NULL) {
     return fail(error, ref->name, "does not export " CLB_MODULE_ENTRY);
   }
@@ -67,7 +66,8 @@ static const clb_module* find_module(const clb_kernels* kernels, const clb_tenso
 
 /* A tensor with its kernel; all zero if the model has none. */
 static int32_t bind_matrix(const clb_kernels* kernels, const clb_tensor* tensor, clb_matrix* matrix, clb_error* error) {
-  memset(matrix, 0, sizeof *matrix);
+  static const char* const precision_names[] = {"fp32", "fp16", "bf16"};
+  (void)memset(matrix, 0, sizeof *matrix);
   if (tensor->data == NULL) {
     return CLB_OK;
   }
@@ -86,7 +86,7 @@ static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* w
   const clb_tensor* const down = clb_weight(weights, CLB_ROLE_DOWN, layer, expert);
   clb_matrix matrix;
   const int32_t status = bind_matrix(kernels, gate, &matrix, error);
-  memset(entry, 0, sizeof *entry);
+  (void)memset(entry, 0, sizeof *entry);
   if (status != CLB_OK || gate->data == NULL) {
     return status;
   }
@@ -132,7 +132,7 @@ static int32_t bind_layer(const clb_kernels* kernels, const clb_weight_table* we
 
 static void place_map(clb_kernels* kernels, const clb_model_desc* model, void* memory) {
   unsigned char* next = memory;
-  memset(memory, 0, clb_kernels_bytes(model));
+  (void)memset(memory, 0, clb_kernels_bytes(model));
   kernels->layers = (clb_layer_kernels*)(void*)next;
   next += round_up(model->layers * sizeof(clb_layer_kernels));
   for (uint32_t l = 0; l < model->layers; ++l) {
@@ -160,7 +160,7 @@ static int32_t bind_model(clb_kernels* kernels, const clb_model_desc* model, con
 int32_t clb_kernels_open(clb_kernels* kernels, const clb_module_ref* refs, uint32_t ref_count,
                          const clb_model_desc* model, const clb_weight_table* weights, void* memory, clb_error* error) {
   CLB_ASSERT(ref_count <= CLB_MAX_MODULES);
-  memset(kernels, 0, sizeof *kernels);
+  (void)memset(kernels, 0, sizeof *kernels);
   int32_t status = CLB_OK;
   for (uint32_t i = 0; i < ref_count && status == CLB_OK; ++i) {
     status = load_module(kernels, &refs[i], error);
@@ -176,8 +176,8 @@ int32_t clb_kernels_open(clb_kernels* kernels, const clb_module_ref* refs, uint3
 }
 
 void clb_kernels_close(clb_kernels* kernels) {
-  for (uint32_t i = kernels->module_count; i > 0; i--) {
-    (void)dlclose(kernels->handles[i - 1]);
+  for (uint32_t i = kernels->module_count; i > 0u; i--) {
+    (void)dlclose(kernels->handles[i - 1u]);
   }
-  memset(kernels, 0, sizeof *kernels);
+  (void)memset(kernels, 0, sizeof *kernels);
 }

@@ -2,8 +2,6 @@
  * loader.c: reads the files of a checked description into the caller's memory and builds the weight table.
  * Contract and drawing of the memory: loader.h. Files are opened one at a time and closed before the next.
  */
-#define _POSIX_C_SOURCE 200809L
-
 #include "loader.h"
 
 #include <errno.h>
@@ -20,24 +18,24 @@
 #define SCAN_VALUES 4096u    /* values of one look for NaN: stays in the first-level cache */
 
 /* Dummy weights without a section table: the loader chooses places and precisions. */
-static int lays_out_itself(const clb_model_desc* model, uint32_t weights) {
-  return weights == CLB_WEIGHTS_DUMMY && model->section_count == 0 && model->file_count == 0;
+static bool lays_out_itself(const clb_model_desc* model, uint32_t weights) {
+  return weights == CLB_WEIGHTS_DUMMY && model->section_count == 0u && model->file_count == 0u;
 }
 
 /* Calls of this function, in the order of clb_place_next, lay sections one after the other; *end is the first free
-   byte. Returns 0 for a place that stays empty. */
-static int lay_out(const clb_model_desc* model, clb_place place, uint64_t* end, clb_tensor* tensor, uint64_t* offset) {
+   byte. Returns false for a place that stays empty. */
+static bool lay_out(const clb_model_desc* model, clb_place place, uint64_t* end, clb_tensor* tensor, uint64_t* offset) {
   const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
-  if (demand.rows == 0 || demand.optional != 0) {
-    return 0;
+  if (demand.rows == 0u || demand.optional != 0u) {
+    return false;
   }
-  tensor->precision = demand.narrow != 0 ? CLB_BF16 : CLB_FP32;
-  tensor->layout = demand.matrix != 0 ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT;
+  tensor->precision = demand.narrow != 0u ? CLB_BF16 : CLB_FP32;
+  tensor->layout = demand.matrix != 0u ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT;
   tensor->rows = demand.rows;
   tensor->cols = demand.cols;
   *offset = clb_align_up(*end, DUMMY_ALIGNMENT);
   *end = *offset + clb_layout_bytes(tensor->layout, tensor->precision, tensor->rows, tensor->cols);
-  return 1;
+  return true;
 }
 
 static int32_t plan_files(const clb_model_desc* model, clb_loader_sizes* sizes, clb_error* error) {
@@ -102,6 +100,7 @@ static int32_t read_piece(int fd, const clb_file_desc* file, uint64_t offset, ui
   uint64_t done = 0;
   while (done < bytes) {
     const ssize_t got = read(fd, (char*)memory + done, (size_t)(bytes - done));
+    /* cppcheck-suppress misra-c2012-22.10 ; POSIX: a read that fails has set errno */
     if (got < 0 && errno == EINTR) {
       continue;
     }
@@ -120,7 +119,7 @@ static int32_t read_piece(int fd, const clb_file_desc* file, uint64_t offset, ui
 
 static int32_t check_piece(const clb_file_desc* file, uint64_t offset, const void* data, uint64_t bytes,
                            clb_error* error) {
-  if (file->crc_count == 0) {
+  if (file->crc_count == 0u) {
     return CLB_OK;
   }
   const uint32_t expected = file->crc32c[offset / CLB_LOADER_PIECE_BYTES];
@@ -180,7 +179,7 @@ static void scatter(const reader* state, uint64_t begin, uint64_t bytes) {
   const clb_model_desc* const model = state->config->model;
   for (uint32_t i = first; i < model->section_count && state->placement->sorted[i]->file == state->file; ++i) {
     const clb_section_desc* const section = state->placement->sorted[i];
-    const int again = i > first && state->placement->sorted[i - 1]->offset == section->offset;
+    const bool again = i > first && state->placement->sorted[i - 1u]->offset == section->offset;
     const uint64_t from = section->offset > begin ? section->offset : begin;
     const uint64_t section_end = section->offset + section->bytes;
     const uint64_t to = section_end < begin + bytes ? section_end : begin + bytes;
@@ -193,12 +192,12 @@ static void scatter(const reader* state, uint64_t begin, uint64_t bytes) {
     if (clb_is_repacked(section, &demand)) {
       clb_repack(section, from - section->offset, state->piece + (from - begin), to - from, target);
     } else {
-      memcpy(target + (from - section->offset), state->piece + (from - begin), (size_t)(to - from));
+      (void)memcpy(target + (from - section->offset), state->piece + (from - begin), (size_t)(to - from));
     }
   }
 }
 
-static int lies_as_it_is(const reader* state) { return state->placement->files[state->file] != UINT64_MAX; }
+static bool lies_as_it_is(const reader* state) { return state->placement->files[state->file] != UINT64_MAX; }
 
 static unsigned char* piece_memory(void* context, uint64_t offset, int32_t* status) {
   const reader* const state = context;
@@ -251,15 +250,15 @@ uint64_t clb_first_not_finite(const void* data, uint32_t precision, uint64_t cou
     if (precision == CLB_FP32) {
       const uint32_t* values = data;
       for (uint64_t i = begin; i < end; ++i) {
-        found |= (values[i] & exponent) == exponent;
+        found |= (values[i] & exponent) == exponent ? 1u : 0u;
       }
     } else {
       const uint16_t* values = data;
       for (uint64_t i = begin; i < end; ++i) {
-        found |= (values[i] & exponent) == exponent;
+        found |= (values[i] & exponent) == exponent ? 1u : 0u;
       }
     }
-    for (uint64_t i = begin; found != 0 && i < end; ++i) {
+    for (uint64_t i = begin; found != 0u && i < end; ++i) {
       const uint32_t value = precision == CLB_FP32 ? ((const uint32_t*)data)[i] : ((const uint16_t*)data)[i];
       if ((value & exponent) == exponent) {
         return i;
@@ -280,7 +279,7 @@ static int32_t check_finite(const clb_section_desc* section, const clb_file_desc
     return CLB_OK;
   }
   const uint64_t tile = CLB_TILE_ROWS * (uint64_t)tensor->cols;
-  const int tiled = tensor->layout == CLB_LAYOUT_ROWS16;
+  const bool tiled = tensor->layout == CLB_LAYOUT_ROWS16;
   uint64_t row = tiled ? index / tile * CLB_TILE_ROWS + index % CLB_TILE_ROWS : index / tensor->cols;
   uint64_t col = tiled ? index % tile / CLB_TILE_ROWS : index % tensor->cols;
   if (tiled && section->layout == CLB_LAYOUT_FLAT && section->role == CLB_ROLE_DOWN) {
@@ -304,7 +303,7 @@ static int32_t place_sections(const clb_loader_config* config, const clb_placeme
     const clb_section_desc* section = &model->section_table[i];
     const clb_place place = {section->role, section->layer, section->expert};
     const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
-    const uint32_t layout = demand.matrix != 0 ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT;
+    const uint32_t layout = demand.matrix != 0u ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT;
     void* data = (char*)config->memory + placement->sections[i];
     clb_tensor* tensor = &table->tensors[clb_weight_index(table, place.role, place.layer, place.expert)];
     *tensor = (clb_tensor){data, section->precision, layout, demand.rows, demand.cols};
@@ -360,7 +359,7 @@ int32_t clb_loader_load(const clb_loader_config* config, const clb_weight_table*
     return status;
   }
   if (config->memory_bytes < sizes.weights_bytes || config->host_bytes < sizes.host_bytes ||
-      (uintptr_t)config->memory % sizes.weights_alignment != 0 || (uintptr_t)config->host % 64u != 0) {
+      (uintptr_t)config->memory % sizes.weights_alignment != 0u || (uintptr_t)config->host % 64u != 0u) {
     return clb_fail(error, CLB_ERR_ARGUMENT,
                     "loader: needs %" PRIu64 " bytes at a multiple of %" PRIu64 " for weights and %" PRIu64
                     " bytes at a multiple of 64 for the table",

@@ -80,7 +80,7 @@ static inline uint32_t clb_weight_index(const clb_weight_table* table, uint32_t 
   }
   const uint32_t first = table->layer_first[layer];
   return role < CLB_ROLE_GATE ? first + (role - CLB_ROLE_ATTN_NORM)
-                              : first + CLB_LAYER_OWN + 3u * (uint32_t)(expert + 1) + (role - CLB_ROLE_GATE);
+                              : first + CLB_LAYER_OWN + 3u * ((uint32_t)expert + 1u) + (role - CLB_ROLE_GATE);
 }
 
 /* The section of (role, layer, expert); its data is NULL if the model has none. Never returns NULL. */

@@ -16,11 +16,6 @@
 #include "assert.h"
 #include "loader_internal.h"
 
-static const char* const role_names[] = {"embedding", "head",     "final_norm", "attn_norm",   "qkv",      "qkv_bias",
-                                         "out",       "ffn_norm", "router",     "shared_gate", "out_bias", "q_norm",
-                                         "k_norm",    "gate",     "up",         "down"};
-#define ROLE_COUNT ((uint32_t)(sizeof role_names / sizeof role_names[0]))
-
 int32_t clb_fail(clb_error* error, int32_t status, const char* format, ...) {
   if (error != NULL) {
     va_list arguments;
@@ -33,7 +28,10 @@ int32_t clb_fail(clb_error* error, int32_t status, const char* format, ...) {
 }
 
 const char* clb_place_text(clb_place place, char text[CLB_PLACE_BYTES]) {
-  const char* role = place.role < ROLE_COUNT ? role_names[place.role] : "unknown role";
+  static const char* const names[] = {"embedding", "head",     "final_norm", "attn_norm",   "qkv",      "qkv_bias",
+                                      "out",       "ffn_norm", "router",     "shared_gate", "out_bias", "q_norm",
+                                      "k_norm",    "gate",     "up",         "down"};
+  const char* role = place.role < sizeof names / sizeof names[0] ? names[place.role] : "unknown role";
   if (place.layer < 0) {
     (void)snprintf(text, CLB_PLACE_BYTES, "%s", role);
   } else if (place.expert < 0) {
@@ -44,103 +42,119 @@ const char* clb_place_text(clb_place place, char text[CLB_PLACE_BYTES]) {
   return text;
 }
 
+static clb_demand nothing(void) {
+  const clb_demand demand = {0, 0, 0, 0, 0};
+  return demand;
+}
+
+static clb_demand matrix_of(uint32_t rows, uint32_t cols) {
+  const clb_demand demand = {.rows = rows, .cols = cols, .narrow = 1, .matrix = 1};
+  return demand;
+}
+
+static clb_demand vector_of(uint32_t cols) {
+  const clb_demand demand = {.rows = 1, .cols = cols};
+  return demand;
+}
+
+static clb_demand bias_of(uint32_t cols) {
+  const clb_demand demand = {.rows = 1, .cols = cols, .optional = 1};
+  return demand;
+}
+
 static clb_demand demand_of_global(const clb_model_desc* model, uint32_t role) {
-  const clb_demand none = {0, 0, 0, 0, 0};
-  const clb_demand matrix = {model->vocab_size, model->hidden, 0, 1, 1};
-  const clb_demand norm = {1, model->hidden, 0, 0, 0};
   switch (role) {
     case CLB_ROLE_EMBEDDING:
-      return matrix;
+      return matrix_of(model->vocab_size, model->hidden);
     case CLB_ROLE_HEAD:
-      return model->tied_head != 0 ? none : matrix;
+      return model->tied_head != 0u ? nothing() : matrix_of(model->vocab_size, model->hidden);
     case CLB_ROLE_FINAL_NORM:
-      return norm;
+      return vector_of(model->hidden);
     default:
-      return none;
+      return nothing();
   }
 }
 
 static clb_demand demand_of_qk_norm(const clb_model_desc* model, const clb_layer_desc* row, uint32_t heads) {
   if (row->qk_norm == CLB_QK_NORM_NONE) {
-    return (clb_demand){0, 0, 0, 0, 0};
+    return nothing();
   }
-  return (clb_demand){1, row->qk_norm == CLB_QK_NORM_HEAD ? model->head_dim : heads * model->head_dim, 0, 0, 0};
+  return vector_of(row->qk_norm == CLB_QK_NORM_HEAD ? model->head_dim : heads * model->head_dim);
 }
 
 static clb_demand demand_of_expert(const clb_model_desc* model, uint32_t role, uint32_t width) {
-  if (width == 0) {
-    return (clb_demand){0, 0, 0, 0, 0};
+  if (width == 0u) {
+    return nothing();
   }
-  return role == CLB_ROLE_DOWN ? (clb_demand){model->hidden, width, 0, 1, 1}
-                               : (clb_demand){width, model->hidden, 0, 1, 1};
+  return role == CLB_ROLE_DOWN ? matrix_of(model->hidden, width) : matrix_of(width, model->hidden);
 }
 
 static clb_demand demand_of_layer(const clb_model_desc* model, const clb_layer_desc* row, uint32_t role) {
   const uint32_t query = model->heads * model->head_dim;
   const uint32_t qkv = query + 2u * model->kv_heads * model->head_dim;
-  const clb_demand none = {0, 0, 0, 0, 0};
-  const clb_demand norm = {1, model->hidden, 0, 0, 0};
+  clb_demand router = matrix_of(row->experts, model->hidden);
+  router.narrow = 0;
   switch (role) {
     case CLB_ROLE_ATTN_NORM:
     case CLB_ROLE_FFN_NORM:
-      return norm;
+      return vector_of(model->hidden);
     case CLB_ROLE_QKV:
-      return (clb_demand){qkv, model->hidden, 0, 1, 1};
+      return matrix_of(qkv, model->hidden);
     case CLB_ROLE_QKV_BIAS:
-      return (clb_demand){1, qkv, 1, 0, 0};
+      return bias_of(qkv);
     case CLB_ROLE_OUT:
-      return (clb_demand){model->hidden, query, 0, 1, 1};
+      return matrix_of(model->hidden, query);
     case CLB_ROLE_OUT_BIAS:
-      return (clb_demand){1, model->hidden, 1, 0, 0};
+      return bias_of(model->hidden);
     case CLB_ROLE_Q_NORM:
       return demand_of_qk_norm(model, row, model->heads);
     case CLB_ROLE_K_NORM:
       return demand_of_qk_norm(model, row, model->kv_heads);
     case CLB_ROLE_ROUTER:
-      return row->ffn_kind == CLB_FFN_MOE ? (clb_demand){row->experts, model->hidden, 0, 0, 1} : none;
+      return row->ffn_kind == CLB_FFN_MOE ? router : nothing();
     case CLB_ROLE_SHARED_GATE:
-      return row->shared_gated != 0 ? norm : none;
+      return row->shared_gated != 0u ? vector_of(model->hidden) : nothing();
     case CLB_ROLE_GATE:
     case CLB_ROLE_UP:
     case CLB_ROLE_DOWN:
       return demand_of_expert(model, role, row->shared_width);
     default:
-      return none;
+      return nothing();
   }
 }
 
 clb_demand clb_demand_of(const clb_model_desc* model, uint32_t role, int32_t layer, int32_t expert) {
-  const clb_demand none = {0, 0, 0, 0, 0};
   if (layer < -1 || layer >= (int32_t)model->layers || expert < -1) {
-    return none;
+    return nothing();
   }
   if (layer == -1) {
-    return expert == -1 ? demand_of_global(model, role) : none;
+    return expert == -1 ? demand_of_global(model, role) : nothing();
   }
   const clb_layer_desc* row = &model->layer_table[layer];
   if (expert == -1) {
     return demand_of_layer(model, row, role);
   }
   if (role < CLB_ROLE_GATE || role > CLB_ROLE_DOWN || expert >= (int32_t)row->experts) {
-    return none;
+    return nothing();
   }
   return demand_of_expert(model, role, row->expert_width);
 }
 
-int clb_place_next(const clb_model_desc* model, clb_place* place) {
+bool clb_place_next(const clb_model_desc* model, clb_place* place) {
   const uint32_t last = place->layer < 0 ? CLB_ROLE_FINAL_NORM : CLB_ROLE_DOWN;
   if (place->role < last) {
     ++place->role;
-    return 1;
+    return true;
   }
   if (place->layer >= 0 && place->expert + 1 < (int32_t)model->layer_table[place->layer].experts) {
     place->role = CLB_ROLE_GATE;
     ++place->expert;
-    return 1;
+    return true;
   }
   place->role = CLB_ROLE_ATTN_NORM;
   place->expert = -1;
-  return ++place->layer < (int32_t)model->layers;
+  ++place->layer;
+  return place->layer < (int32_t)model->layers;
 }
 
 static uint64_t tensor_count(const clb_model_desc* model) {
@@ -156,7 +170,7 @@ uint64_t clb_table_bytes(const clb_model_desc* model) {
 }
 
 clb_weight_table* clb_table_init(const clb_model_desc* model, void* host) {
-  memset(host, 0, (size_t)clb_table_bytes(model));
+  (void)memset(host, 0, (size_t)clb_table_bytes(model));
   clb_weight_table* table = host;
   table->layers = model->layers;
   table->tensor_count = (uint32_t)tensor_count(model);
@@ -172,7 +186,7 @@ clb_weight_table* clb_table_init(const clb_model_desc* model, void* host) {
 }
 
 static int32_t check_file(const clb_file_desc* file, uint32_t index, clb_error* error) {
-  if (file->name == NULL || file->name[0] == '\0' || strchr(file->name, '/') != NULL || strlen(file->name) > 255 ||
+  if (file->name == NULL || file->name[0] == '\0' || strchr(file->name, '/') != NULL || strlen(file->name) > 255u ||
       strcmp(file->name, ".") == 0 || strcmp(file->name, "..") == 0) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %u: its name must be a plain file name without '/'", index);
   }
@@ -180,12 +194,12 @@ static int32_t check_file(const clb_file_desc* file, uint32_t index, clb_error* 
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: alignment is %u, must be 4096 or 2097152", file->name,
                     file->alignment);
   }
-  if (file->bytes == 0 || file->bytes > UINT64_C(1) << 46) {
+  if (file->bytes == 0u || file->bytes > UINT64_C(1) << 46) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: size is %" PRIu64 " bytes, must be 1 to 2^46", file->name,
                     file->bytes);
   }
-  const uint64_t pieces = (file->bytes + CLB_LOADER_PIECE_BYTES - 1) / CLB_LOADER_PIECE_BYTES;
-  if (file->crc_count != 0 && (file->crc_count != pieces || file->crc32c == NULL)) {
+  const uint64_t pieces = (file->bytes + CLB_LOADER_PIECE_BYTES - 1u) / CLB_LOADER_PIECE_BYTES;
+  if (file->crc_count != 0u && (file->crc_count != pieces || file->crc32c == NULL)) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: %u checksums, but %" PRIu64 " bytes need %" PRIu64, file->name,
                     file->crc_count, file->bytes, pieces);
   }
@@ -204,21 +218,21 @@ static int32_t check_section(const clb_model_desc* model, const clb_section_desc
   }
   const clb_file_desc* file = &model->file_table[section->file];
   (void)clb_place_text(place, text);
-  if (demand.rows == 0) {
+  if (demand.rows == 0u) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: section %u (role %u: %s) is not part of this model", file->name,
                     index, section->role, text);
   }
-  const uint32_t last_layout = demand.narrow != 0   ? CLB_LAYOUT_MMA
-                               : demand.matrix != 0 ? CLB_LAYOUT_ROWS16
-                                                    : CLB_LAYOUT_FLAT;
+  const uint32_t last_layout = demand.narrow != 0u   ? CLB_LAYOUT_MMA
+                               : demand.matrix != 0u ? CLB_LAYOUT_ROWS16
+                                                     : CLB_LAYOUT_FLAT;
   if (section->layout > last_layout || section->precision > CLB_BF16) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED, "file %s: %s: layout %u and precision %u are not built in", file->name,
                     text, section->layout, section->precision);
   }
-  if (demand.narrow == 0 && section->precision != CLB_FP32) {
+  if (demand.narrow == 0u && section->precision != CLB_FP32) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s must be fp32", file->name, text);
   }
-  const int transposed = section->role == CLB_ROLE_DOWN && section->layout == CLB_LAYOUT_FLAT;
+  const bool transposed = section->role == CLB_ROLE_DOWN && section->layout == CLB_LAYOUT_FLAT;
   const uint32_t rows = transposed ? demand.cols : demand.rows;
   const uint32_t cols = transposed ? demand.rows : demand.cols;
   if (section->rows != rows || section->cols != cols) {
@@ -231,7 +245,7 @@ static int32_t check_section(const clb_model_desc* model, const clb_section_desc
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s: %" PRIu64 " bytes, but its shape takes %" PRIu64, file->name,
                     text, section->bytes, bytes);
   }
-  if (section->offset % element != 0) {
+  if (section->offset % element != 0u) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s: offset %" PRIu64 " is not a multiple of %" PRIu64, file->name,
                     text, section->offset, element);
   }
@@ -250,17 +264,18 @@ static int32_t check_complete(const clb_model_desc* model, const clb_weight_tabl
   for (uint32_t i = 0; i < model->section_count; ++i) {
     const clb_section_desc* section = &model->section_table[i];
     const uint32_t index = clb_weight_index(table, section->role, section->layer, section->expert);
-    if (seen[index]++ != 0) {
+    if (seen[index] != 0u) {
       const clb_place place = {section->role, section->layer, section->expert};
       return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s is there twice", model->file_table[section->file].name,
                       clb_place_text(place, text));
     }
+    seen[index] = 1;
   }
   clb_place place = {0, -1, -1};
   do {
     const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
-    if (demand.rows != 0 && demand.optional == 0 &&
-        seen[clb_weight_index(table, place.role, place.layer, place.expert)] == 0) {
+    if (demand.rows != 0u && demand.optional == 0u &&
+        seen[clb_weight_index(table, place.role, place.layer, place.expert)] == 0u) {
       return clb_fail(error, CLB_ERR_FORMAT, "%s is missing from the model folder", clb_place_text(place, text));
     }
   } while (clb_place_next(model, &place));
@@ -273,10 +288,13 @@ int clb_section_order(const void* left, const void* right) {
   if (a->file != b->file) {
     return a->file < b->file ? -1 : 1;
   }
-  return a->offset < b->offset ? -1 : a->offset > b->offset;
+  if (a->offset != b->offset) {
+    return a->offset < b->offset ? -1 : 1;
+  }
+  return 0;
 }
 
-static int same_bytes(const clb_section_desc* a, const clb_section_desc* b) {
+static bool same_bytes(const clb_section_desc* a, const clb_section_desc* b) {
   return a->offset == b->offset && a->bytes == b->bytes && a->role == b->role && a->precision == b->precision &&
          a->layout == b->layout && a->rows == b->rows && a->cols == b->cols && (a->expert < 0) == (b->expert < 0);
 }
@@ -296,14 +314,15 @@ static int32_t check_overlaps(const clb_model_desc* model, const clb_section_des
   for (uint32_t index = 0; index < model->file_count; ++index) {
     const clb_file_desc* file = &model->file_table[index];
     uint64_t end = 0; /* of the sections so far */
-    for (uint32_t first = next; next < model->section_count && sorted[next]->file == index; ++next) {
+    const uint32_t first = next;
+    for (; next < model->section_count && sorted[next]->file == index; ++next) {
       const clb_section_desc* section = sorted[next];
-      if (next > first && same_bytes(sorted[next - 1], section)) {
+      if (next > first && same_bytes(sorted[next - 1u], section)) {
         continue;
       }
       if (section->offset < end) {
         const clb_place here = {section->role, section->layer, section->expert};
-        const clb_place before = {sorted[next - 1]->role, sorted[next - 1]->layer, sorted[next - 1]->expert};
+        const clb_place before = {sorted[next - 1u]->role, sorted[next - 1u]->layer, sorted[next - 1u]->expert};
         return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s overlaps %s", file->name, clb_place_text(here, texts[0]),
                         clb_place_text(before, texts[1]));
       }
@@ -331,7 +350,7 @@ static int32_t check_together(const clb_model_desc* model, clb_error* error) {
   /* clb_table_bytes is a multiple of 8, so the pointers after the table are aligned. */
   const clb_section_desc** sorted = (const clb_section_desc**)(void*)(scratch + table_bytes);
   uint8_t* seen = (uint8_t*)(sorted + model->section_count);
-  memset(seen, 0, count);
+  (void)memset(seen, 0, count);
   for (uint32_t i = 0; i < model->section_count; ++i) {
     sorted[i] = &model->section_table[i];
   }
@@ -345,8 +364,8 @@ static int32_t check_together(const clb_model_desc* model, clb_error* error) {
 }
 
 int32_t clb_sections_check(const clb_model_desc* model, clb_error* error) {
-  if ((model->file_count != 0 && model->file_table == NULL) ||
-      (model->section_count != 0 && model->section_table == NULL)) {
+  if ((model->file_count != 0u && model->file_table == NULL) ||
+      (model->section_count != 0u && model->section_table == NULL)) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "model: a table has rows but no address");
   }
   int32_t status = CLB_OK;

@@ -6,6 +6,7 @@
 #define CLB_LOADER_INTERNAL_H
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "loader.h"
@@ -32,8 +33,8 @@ typedef struct clb_place {
 } clb_place;
 
 /* Steps through all places of the table in order: globals, then per layer its own, its shared and its routed ones.
-   Start with {0, -1, -1}; returns 0 when there is no next. */
-int clb_place_next(const clb_model_desc* model, clb_place* place);
+   Start with {0, -1, -1}; returns false when there is no next. */
+bool clb_place_next(const clb_model_desc* model, clb_place* place);
 
 /* "qkv of layer 3", "gate of layer 3, expert 7", "embedding": fills and returns text. */
 #define CLB_PLACE_BYTES 64u
@@ -64,9 +65,9 @@ static inline uint64_t clb_rows16_index(uint64_t row, uint64_t col, uint64_t col
   return (row / CLB_TILE_ROWS * cols + col) * CLB_TILE_ROWS + row % CLB_TILE_ROWS;
 }
 
-/* 1 iff a section lies in its file otherwise than it must in memory. */
-static inline int clb_is_repacked(const clb_section_desc* section, const clb_demand* demand) {
-  return demand->matrix != 0 && section->layout == CLB_LAYOUT_FLAT;
+/* Does a section lie in its file otherwise than it must in memory? */
+static inline bool clb_is_repacked(const clb_section_desc* section, const clb_demand* demand) {
+  return demand->matrix != 0u && section->layout == CLB_LAYOUT_FLAT;
 }
 
 /* Where every section of a description comes to lie. Owns `sorted` (and what it is part of) until clb_placement_free.

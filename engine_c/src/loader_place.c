@@ -20,13 +20,13 @@ static uint64_t place_blocks(const clb_model_desc* model, clb_placement* at, uin
   for (uint32_t i = first; i < end; ++i) {
     const clb_section_desc* const section = at->sorted[i];
     uint64_t* const place = &at->sections[section - model->section_table];
-    if (i > first && at->sorted[i - 1]->offset == section->offset) { /* the same bytes, used by two layers */
-      *place = at->sections[at->sorted[i - 1] - model->section_table];
+    if (i > first && at->sorted[i - 1u]->offset == section->offset) { /* the same bytes, used by two layers */
+      *place = at->sections[at->sorted[i - 1u] - model->section_table];
       continue;
     }
     const clb_demand demand = demand_of(model, section);
     *place = clb_align_up(next, BLOCK_ALIGNMENT);
-    next = *place + clb_layout_bytes(demand.matrix != 0 ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT, section->precision,
+    next = *place + clb_layout_bytes(demand.matrix != 0u ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT, section->precision,
                                      demand.rows, demand.cols);
   }
   return next;
@@ -34,12 +34,12 @@ static uint64_t place_blocks(const clb_model_desc* model, clb_placement* at, uin
 
 static uint64_t place_file(const clb_model_desc* model, clb_placement* at, uint32_t layout, uint32_t file,
                            uint32_t first, uint32_t end, uint64_t base) {
-  int repacked = 0;
+  bool repacked = false;
   for (uint32_t i = first; i < end && layout == CLB_LAYOUT_ROWS16; ++i) {
     const clb_demand demand = demand_of(model, at->sorted[i]);
-    repacked |= clb_is_repacked(at->sorted[i], &demand);
+    repacked = repacked || clb_is_repacked(at->sorted[i], &demand);
   }
-  if (repacked != 0) {
+  if (repacked) {
     at->files[file] = UINT64_MAX;
     return place_blocks(model, at, first, end, base);
   }
@@ -53,19 +53,19 @@ static uint64_t place_file(const clb_model_desc* model, clb_placement* at, uint3
 int32_t clb_placement_make(const clb_model_desc* model, uint32_t layout, clb_placement* placement, clb_error* error) {
   const size_t sections = model->section_count;
   const size_t files = model->file_count;
-  memset(placement, 0, sizeof *placement);
-  void* const memory = malloc(sections * sizeof(clb_section_desc*) + (sections + files + 1) * sizeof(uint64_t));
+  (void)memset(placement, 0, sizeof *placement);
+  void* const memory = malloc(sections * sizeof(clb_section_desc*) + (sections + files + 1u) * sizeof(uint64_t));
   if (memory == NULL) {
     return clb_fail(error, CLB_ERR_MEMORY, "no memory for the places of %u sections", model->section_count);
   }
   placement->sections = memory;
   placement->files = placement->sections + sections;
-  placement->sorted = (const clb_section_desc**)(void*)(placement->files + files + 1);
+  placement->sorted = (const clb_section_desc**)(void*)(placement->files + files + 1u);
   placement->alignment = 4096;
   for (uint32_t i = 0; i < model->section_count; ++i) {
     placement->sorted[i] = &model->section_table[i];
   }
-  if (sections != 0) {
+  if (sections != 0u) {
     qsort(placement->sorted, sections, sizeof placement->sorted[0], clb_section_order);
   }
   uint32_t next = 0;
@@ -85,53 +85,55 @@ int32_t clb_placement_make(const clb_model_desc* model, uint32_t layout, clb_pla
 
 void clb_placement_free(clb_placement* placement) {
   free(placement->sections);
-  memset(placement, 0, sizeof *placement);
+  (void)memset(placement, 0, sizeof *placement);
 }
 
 /* `count` elements, `step` apart in the target. */
 static void copy_elements(const unsigned char* source, uint64_t count, uint64_t element, uint64_t step,
                           unsigned char* target) {
-  if (step == 1) {
-    memcpy(target, source, (size_t)(count * element));
-  } else if (element == 4) {
+  if (step == 1u) {
+    (void)memcpy(target, source, (size_t)(count * element));
+  } else if (element == 4u) {
     for (uint64_t i = 0; i < count; ++i) {
-      memcpy(target + i * step * 4, source + i * 4, 4);
+      (void)memcpy(target + i * step * 4u, source + i * 4u, 4);
     }
   } else {
     for (uint64_t i = 0; i < count; ++i) {
-      memcpy(target + i * step * 2, source + i * 2, 2);
+      (void)memcpy(target + i * step * 2u, source + i * 2u, 2);
     }
   }
 }
 
 /* The last tile has rows that no byte of the file fills. */
 static void clear_last_tile(uint64_t rows, uint64_t cols, uint64_t element, unsigned char* memory) {
-  if (rows % CLB_TILE_ROWS != 0) {
+  if (rows % CLB_TILE_ROWS != 0u) {
     const uint64_t tile = CLB_TILE_ROWS * cols * element;
-    memset(memory + rows / CLB_TILE_ROWS * tile, 0, (size_t)tile);
+    (void)memset(memory + rows / CLB_TILE_ROWS * tile, 0, (size_t)tile);
   }
 }
 
 void clb_repack(const clb_section_desc* section, uint64_t offset, const void* source, uint64_t bytes, void* memory) {
   const uint64_t element = clb_element_bytes(section->precision);
-  const int transposed = section->role == CLB_ROLE_DOWN;
+  const bool transposed = section->role == CLB_ROLE_DOWN;
   const uint64_t rows = transposed ? section->cols : section->rows; /* of the matrix */
   const uint64_t cols = transposed ? section->rows : section->cols;
   const uint64_t end = (offset + bytes) / element;
   const unsigned char* from = source;
-  CLB_ASSERT(offset % element == 0 && bytes % element == 0);
-  if (offset == 0) {
+  CLB_ASSERT(offset % element == 0u && bytes % element == 0u);
+  if (offset == 0u) {
     clear_last_tile(rows, cols, element, memory);
   }
-  for (uint64_t at = offset / element, count = 0; at < end; at += count) {
+  uint64_t at = offset / element;
+  while (at < end) {
     /* flat: along a row, elements lie 16 apart. Transposed: along a column, 16 rows lie side by side. */
     const uint64_t row = transposed ? at % rows : at / cols;
     const uint64_t col = transposed ? at / rows : at % cols;
     const uint64_t in_tile = CLB_TILE_ROWS - row % CLB_TILE_ROWS;
     const uint64_t run = transposed ? (rows - row < in_tile ? rows - row : in_tile) : cols - col;
-    count = end - at < run ? end - at : run;
-    copy_elements(from, count, element, transposed ? 1 : CLB_TILE_ROWS,
+    const uint64_t count = end - at < run ? end - at : run;
+    copy_elements(from, count, element, transposed ? 1u : CLB_TILE_ROWS,
                   (unsigned char*)memory + clb_rows16_index(row, col, cols) * element);
     from += count * element;
+    at += count;
   }
 }

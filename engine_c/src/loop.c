@@ -54,11 +54,11 @@ static uint32_t decoding_slots(const clb_engine* engine) {
 
 /* Rows of the slot's next chunk, or chunks, behind the `count` rows that are planned already; *full is set when one
    does not fit. Returns how many rows there are then. */
-static uint32_t add_chunks(clb_engine* engine, uint32_t slot, uint32_t count, int several, int* full) {
+static uint32_t add_chunks(clb_engine* engine, uint32_t slot, uint32_t count, bool several, bool* full) {
   const clb_slot* const s = &engine->slots[slot];
   uint32_t position = s->computed;
   uint32_t rows = count;
-  while (position < s->request.prompt_tokens) {
+  do {
     const uint32_t end = chunk_end(engine, slot, position);
     *full = end - position > engine->config.prefill_tokens - rows;
     if (end == position || *full) {
@@ -68,17 +68,14 @@ static uint32_t add_chunks(clb_engine* engine, uint32_t slot, uint32_t count, in
       add_row(engine, rows, slot, position, s->prompt[position]);
       ++rows;
     }
-    if (!several) {
-      break;
-    }
-  }
+  } while (several && position < s->request.prompt_tokens);
   return rows;
 }
 
 uint32_t clb_plan_prefill(clb_engine* engine) {
-  const int several = decoding_slots(engine) == 0u;
+  const bool several = decoding_slots(engine) == 0u;
   uint32_t count = 0;
-  int full = 0;
+  bool full = false;
   for (uint32_t i = 0; i < engine->order_count && !full; ++i) {
     const uint32_t slot = engine->order[i];
     if (engine->slots[slot].state == CLB_SLOT_PROMPT) {
@@ -191,6 +188,8 @@ static void idle(clb_engine* engine, uint64_t* last_beat) {
   }
 }
 
+static bool asks_to(uint32_t mail, uint32_t what) { return (mail & ((uint32_t)1 << what)) != 0u; }
+
 int32_t clb_engine_run(clb_engine* engine) {
   uint64_t last_beat = 0;
   if (engine->config.command_fd < 0) {
@@ -199,11 +198,11 @@ int32_t clb_engine_run(clb_engine* engine) {
   for (;;) {
     uint32_t worked = 0;
     const uint32_t mail = atomic_exchange_explicit(&engine->mail, 0, memory_order_acq_rel);
-    if ((mail & (1u << CLB_MAIL_STOP)) != 0u) {
+    if (asks_to(mail, CLB_MAIL_STOP)) {
       clb_channel_set_phase(&engine->channel, CLB_PHASE_STOPPED);
       return CLB_OK;
     }
-    if ((mail & (1u << CLB_MAIL_CHECK)) != 0u) {
+    if (asks_to(mail, CLB_MAIL_CHECK)) {
       clb_error error;
       engine->fault = clb_engine_check(engine, &error);
     }

@@ -80,7 +80,7 @@ static int32_t check_scalars(const clb_model_desc* model, clb_error* error) {
   if (status == CLB_OK && (model->rope_inv_freq == NULL || model->layer_table == NULL)) {
     status = clb_fail(error, CLB_ERR_ARGUMENT, "model: rope_inv_freq and layer_table must be given");
   }
-  for (uint32_t i = 0; status == CLB_OK && i < model->head_dim / 2; ++i) {
+  for (uint32_t i = 0; status == CLB_OK && i < model->head_dim / 2u; ++i) {
     status = check_scalar(error, "rope_inv_freq", model->rope_inv_freq[i], false);
   }
   return status;

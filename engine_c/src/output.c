@@ -51,10 +51,11 @@ void clb_slot_release(clb_engine* engine, uint32_t slot) {
   uint32_t kept = 0;
   for (uint32_t i = 0; i < engine->order_count; ++i) {
     if (engine->order[i] != slot) {
-      engine->order[kept++] = engine->order[i];
+      engine->order[kept] = engine->order[i];
+      ++kept;
     }
   }
-  CLB_ASSERT(kept + 1 == engine->order_count);
+  CLB_ASSERT(kept + 1u == engine->order_count);
   engine->order_count = kept;
 }
 
@@ -73,21 +74,21 @@ static void finish(clb_engine* engine, uint32_t slot, const clb_event* event) {
   clb_push_event(engine, event);
 }
 
-int clb_slot_may_sample(clb_engine* engine, uint32_t slot) {
+bool clb_slot_may_sample(clb_engine* engine, uint32_t slot) {
   const clb_slot* const s = &engine->slots[slot];
   if (!clb_channel_has_room(&engine->channel, slot)) {
-    return 0;
+    return false;
   }
   return (s->request.flags & CLB_REQ_MASKED) == 0u || s->mask_position[s->generated & 1u] == s->generated;
 }
 
-static int is_stop(const clb_slot* slot, int32_t token) {
+static bool is_stop(const clb_slot* slot, int32_t token) {
   for (uint32_t i = 0; i < slot->request.stop_count; ++i) {
     if (slot->stops[i] == token) {
-      return 1;
+      return true;
     }
   }
-  return 0;
+  return false;
 }
 
 /* Samples from one row of logits; pure, so any thread may do it. */
@@ -98,7 +99,7 @@ static void draw(void* context, uint32_t item, uint32_t thread) {
   const uint32_t scratch = engine->threads.count < CLB_LOGIT_ROWS ? thread : item; /* nobody else's at this time */
   clb_draw* const drawn = &b->draws[item];
   const clb_slot* const s = &engine->slots[drawn->slot];
-  const int masked = (s->request.flags & CLB_REQ_MASKED) != 0u;
+  const bool masked = (s->request.flags & CLB_REQ_MASKED) != 0u;
   const clb_sampler_args args = {
       .logits = b->logits + (size_t)item * vocab,
       .request = &s->request,
@@ -269,7 +270,8 @@ static uint32_t finish_prompt_rows(clb_engine* engine, uint32_t count, uint32_t*
     s->computed += end - first;
     if (status != CLB_OK) {
       clb_slot_fail(engine, slot, status);
-    } else if (s->computed == s->request.prompt_tokens) {
+    }
+    if (status == CLB_OK && s->computed == s->request.prompt_tokens) {
       ready[ready_count] = end - 1u;
       ready_count += clb_slot_finish_prompt(engine, slot);
     }
@@ -286,7 +288,8 @@ void clb_finish_step(clb_engine* engine, uint32_t prompt_rows, uint32_t decode_r
     if (status != CLB_OK) {
       clb_slot_fail(engine, slot, status);
     } else {
-      ready[count++] = i;
+      ready[count] = i;
+      ++count;
     }
   }
   sample(engine, ready, count);

@@ -6,7 +6,7 @@
 #include "routing.h"
 
 #include <float.h>
-#include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "../cpu/lanes.h"
@@ -16,10 +16,10 @@
 static void check_args(const clb_routing_args* args) {
   CLB_ASSERT(args != NULL);
   CLB_ASSERT(args->layer != NULL);
-  CLB_ASSERT(args->layer->experts >= 1 && args->layer->experts <= CLB_MAX_EXPERTS);
-  CLB_ASSERT(args->layer->experts_per_token >= 1);
+  CLB_ASSERT(args->layer->experts >= 1u && args->layer->experts <= CLB_MAX_EXPERTS);
+  CLB_ASSERT(args->layer->experts_per_token >= 1u);
   CLB_ASSERT(args->layer->experts_per_token <= args->layer->experts);
-  CLB_ASSERT(args->k_max >= 1 && args->k_max <= CLB_MAX_EXPERTS_PER_TOKEN);
+  CLB_ASSERT(args->k_max >= 1u && args->k_max <= CLB_MAX_EXPERTS_PER_TOKEN);
   CLB_ASSERT(args->logits_stride >= args->layer->experts);
   CLB_ASSERT(args->tokens <= UINT32_MAX / CLB_MAX_EXPERTS_PER_TOKEN);
 }
@@ -34,27 +34,20 @@ typedef union clb_columns {
   float each[COLUMNS];
 } clb_columns;
 
-static clb_float4 larger_of(clb_float4 a, clb_float4 b) {
-  const clb_int4 first = a > b;
-  return (clb_float4)(((clb_int4)a & first) | ((clb_int4)b & ~first));
-}
-
-/* The largest logit of each column; expert e is in column e % COLUMNS. Returns 0 iff a logit is NaN or infinite. */
-static int column_tops(const float* logits, uint32_t experts, clb_columns* top) {
-  const clb_float4 zero = {0.0f, 0.0f, 0.0f, 0.0f};
-  const clb_float4 least = zero - FLT_MAX;
+/* The largest logit of each column; expert e is in column e % COLUMNS. Returns false iff a logit is NaN or infinite. */
+static bool column_tops(const float* logits, uint32_t experts, clb_columns* top) {
+  const clb_float4 least = {-FLT_MAX, -FLT_MAX, -FLT_MAX, -FLT_MAX};
   const uint32_t whole = experts - experts % COLUMNS;
   clb_columns rest = {{least, least, least, least}};
   clb_columns best = rest;
-  clb_int4 finite = zero <= zero;
+  clb_int4 finite = {-1, -1, -1, -1};
   (void)memcpy(rest.each, logits + whole, (experts - whole) * sizeof rest.each[0]);
   for (uint32_t first = 0; first < experts; first += COLUMNS) {
     const float* row = first < whole ? logits + first : rest.each;
     for (uint32_t i = 0; i < COLUMNS / 4u; ++i) {
-      clb_float4 next;
-      (void)memcpy(&next, row + 4u * i, sizeof next);
-      finite &= next * 0.0f >= zero; /* finite * 0 is 0, all else is NaN */
-      best.four[i] = larger_of(next, best.four[i]);
+      const clb_float4 next = clb_float4_load(row + 4u * i);
+      finite &= clb_float4_finite(next);
+      best.four[i] = clb_float4_max(next, best.four[i]);
     }
   }
   *top = best;
@@ -64,7 +57,9 @@ static int column_tops(const float* logits, uint32_t experts, clb_columns* top) 
 /* The k-th largest top. At least k logits reach it, since each top is one, and few more do. */
 static float floor_of(const clb_columns* top, uint32_t k) {
   const int32_t enough = (int32_t)k;
-  clb_int4 reached[COLUMNS / 4u] = {{0}, {0}, {0}, {0}};
+  const clb_float4 least = {-FLT_MAX, -FLT_MAX, -FLT_MAX, -FLT_MAX};
+  const clb_int4 none = {0, 0, 0, 0};
+  clb_int4 reached[COLUMNS / 4u] = {none, none, none, none};
   for (uint32_t c = 0; c < COLUMNS; ++c) {
     for (uint32_t i = 0; i < COLUMNS / 4u; ++i) {
       reached[i] -= top->each[c] >= top->four[i]; /* true is -1 */
@@ -72,24 +67,24 @@ static float floor_of(const clb_columns* top, uint32_t k) {
   }
   clb_columns floor;
   for (uint32_t i = 0; i < COLUMNS / 4u; ++i) {
-    const clb_int4 by_k = reached[i] >= enough;
-    floor.four[i] = (clb_float4)(((clb_int4)top->four[i] & by_k) | ((clb_int4)((clb_float4){0} - FLT_MAX) & ~by_k));
+    floor.four[i] = clb_float4_where(reached[i] >= enough, top->four[i], least);
   }
-  floor.four[0] = larger_of(larger_of(floor.four[0], floor.four[1]), larger_of(floor.four[2], floor.four[3]));
+  floor.four[0] =
+      clb_float4_max(clb_float4_max(floor.four[0], floor.four[1]), clb_float4_max(floor.four[2], floor.four[3]));
   const float low = floor.each[0] > floor.each[1] ? floor.each[0] : floor.each[1];
   const float high = floor.each[2] > floor.each[3] ? floor.each[2] : floor.each[3];
   return low > high ? low : high;
 }
 
-/* The k largest into best[0..k), largest first. Returns 0 iff a logit is NaN or infinite.
+/* The k largest into best[0..k), largest first. Returns false iff a logit is NaN or infinite.
    An expert moves ahead only of strictly smaller ones, and experts come in ascending order, so ties go to the lowest
    index. No branch can be predicted there; the floor leaves about k + 3 experts to it, where without one all experts
    were tested and k ln(experts / k) entered. */
-static int select_best(const float* logits, uint32_t experts, uint32_t k, uint32_t* best) {
+static bool select_best(const float* logits, uint32_t experts, uint32_t k, uint32_t* best) {
   clb_columns top;
   uint32_t candidates[CLB_MAX_EXPERTS];
   if (!column_tops(logits, experts, &top)) {
-    return 0;
+    return false;
   }
   const float floor = experts > 2u * COLUMNS ? floor_of(&top, k) : -FLT_MAX;
   uint32_t count = 0;
@@ -103,14 +98,15 @@ static int select_best(const float* logits, uint32_t experts, uint32_t k, uint32
     if (filled == k && logits[e] <= logits[best[k - 1u]]) {
       continue;
     }
-    uint32_t at = filled < k ? filled++ : k - 1u;
-    for (; at > 0 && logits[best[at - 1u]] < logits[e]; --at) {
+    filled += filled < k ? 1u : 0u;
+    uint32_t at = filled - 1u;
+    for (; at > 0u && logits[best[at - 1u]] < logits[e]; --at) {
       best[at] = best[at - 1u];
     }
     best[at] = e;
   }
   CLB_ASSERT(filled == k);
-  return 1;
+  return true;
 }
 
 /* Scores of the chosen experts without the softmax's division (best score 1), which leaves their ratios exact. */
@@ -128,9 +124,7 @@ static float sum_of_exponentials(const float* logits, uint32_t experts, float la
   float sum = 0.0f;
   uint32_t e = 0;
   for (; e + 4u <= experts; e += 4u) {
-    clb_float4 four;
-    (void)memcpy(&four, logits + e, sizeof four);
-    four = clb_float4_exp(four - largest);
+    const clb_float4 four = clb_float4_exp(clb_float4_load(logits + e) - largest);
     for (uint32_t l = 0; l < 4u; ++l) {
       sum += four[l];
     }
@@ -145,7 +139,7 @@ static float sum_of_exponentials(const float* logits, uint32_t experts, float la
 static float divisor(const clb_layer_desc* layer, const float* logits, float largest, const float* scores,
                      uint32_t kept) {
   float sum = 0.0f;
-  if (layer->renormalise) {
+  if (layer->renormalise != 0u) {
     for (uint32_t rank = 0; rank < kept; ++rank) {
       sum += scores[rank];
     }
@@ -164,7 +158,7 @@ static void select_token(const clb_routing_args* args, uint32_t token) {
   const clb_expert_policy policy = args->policies[token];
   uint32_t* indices = args->indices + (size_t)token * args->k_max;
   float* weights = args->weights + (size_t)token * args->k_max;
-  const uint32_t k = policy.k != 0 ? policy.k : layer->experts_per_token;
+  const uint32_t k = policy.k != 0u ? policy.k : layer->experts_per_token;
   CLB_ASSERT(k <= args->k_max && k <= layer->experts);
   uint32_t kept = 0;
   args->dropped[token] = 0;
@@ -181,7 +175,7 @@ static void select_token(const clb_routing_args* args, uint32_t token) {
     for (uint32_t rank = 0; rank < kept; ++rank) {
       weights[rank] = scores[rank] / sum * layer->routed_scale;
     }
-    args->trimmed[token] = layer->experts_per_token > kept ? layer->experts_per_token - kept : 0;
+    args->trimmed[token] = layer->experts_per_token > kept ? layer->experts_per_token - kept : 0u;
     args->status[token] = CLB_OK;
   }
   args->kept[token] = kept;
@@ -223,7 +217,8 @@ static void count_and_place(const clb_routing_args* args) {
       if (e == CLB_ROUTING_NONE) {
         continue;
       }
-      const uint32_t at = args->offsets[e] + args->counts[e]++;
+      const uint32_t at = args->offsets[e] + args->counts[e];
+      ++args->counts[e];
       args->token_list[at] = token;
       args->place_list[at] = place;
     }
@@ -231,18 +226,19 @@ static void count_and_place(const clb_routing_args* args) {
 }
 
 /* Does assignment `a` leave before `b`: smaller weight, or equal and a later token? A total order over places. */
-static int leaves_first(const float* weights, uint32_t a, uint32_t b) {
+static bool leaves_first(const float* weights, uint32_t a, uint32_t b) {
   if (weights[a] < weights[b]) {
-    return 1;
+    return true;
   }
   if (weights[a] > weights[b]) {
-    return 0;
+    return false;
   }
   return a > b;
 }
 
-/* Restore the heap below `at`: a parent leaves before its children, so the root leaves first of all. */
-static void sift_down(const float* weights, uint32_t* heap, uint32_t count, uint32_t at) {
+/* Restore the heap below `top`: a parent leaves before its children, so the root leaves first of all. */
+static void sift_down(const float* weights, uint32_t* heap, uint32_t count, uint32_t top) {
+  uint32_t at = top;
   for (;;) {
     uint32_t first = at;
     const uint32_t child = 2u * at + 1u;
@@ -267,12 +263,13 @@ static void sift_down(const float* weights, uint32_t* heap, uint32_t count, uint
 static void drop_excess(const clb_routing_args* args, uint32_t expert) {
   uint32_t* heap = args->place_list + args->offsets[expert];
   uint32_t count = args->counts[expert];
-  for (uint32_t at = count / 2u; at > 0; --at) {
+  for (uint32_t at = count / 2u; at > 0u; --at) {
     sift_down(args->weights, heap, count, at - 1u);
   }
   while (count > args->max_tokens_per_expert) {
     const uint32_t place = heap[0];
-    heap[0] = heap[--count];
+    --count;
+    heap[0] = heap[count];
     sift_down(args->weights, heap, count, 0);
     args->indices[place] = CLB_ROUTING_NONE;
     args->weights[place] = 0.0f;
@@ -283,7 +280,7 @@ static void drop_excess(const clb_routing_args* args, uint32_t expert) {
 void clb_routing_bucket(const clb_routing_args* args) {
   check_args(args);
   count_and_place(args);
-  if (args->max_tokens_per_expert == 0) {
+  if (args->max_tokens_per_expert == 0u) {
     return;
   }
   uint32_t over = 0;
@@ -294,7 +291,7 @@ void clb_routing_bucket(const clb_routing_args* args) {
     drop_excess(args, e);
     ++over;
   }
-  if (over > 0) {
+  if (over > 0u) {
     count_and_place(args);
   }
 }

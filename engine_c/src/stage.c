@@ -10,7 +10,7 @@ enum {
   READ_COST = 16,
   ITEMS_PER_THREAD = 8, /* so that the last item of a stage is a small part of it */
   LEAST_COST = 16384,   /* some microseconds: many times what taking an item costs */
-  MOST_COST = 1 << 25,  /* some milliseconds: progress is shown between items */
+  MOST_COST = 33554432, /* some milliseconds: progress is shown between items */
   STREAM_TILES = 8,     /* a kernel reads so many tiles side by side */
   TOKEN_UNIT = 8,       /* tokens are cut at multiples of this */
   LEAST_TOKENS = 2 * TOKEN_UNIT
@@ -24,7 +24,7 @@ static uint32_t tokens_of(const clb_product* product) {
   return product->gate_up.gate != NULL ? product->gate_up.tokens : product->linear.tokens;
 }
 
-static uint32_t tiles_of(const clb_product* product) { return (rows_of(product) + CLB_TILE_ROWS - 1) / CLB_TILE_ROWS; }
+static uint32_t tiles_of(const clb_product* product) { return (rows_of(product) + CLB_TILE_ROWS - 1u) / CLB_TILE_ROWS; }
 
 static uint64_t tile_cost(const clb_product* product) {
   const uint64_t cols = product->gate_up.gate != NULL ? (uint64_t)2 * product->gate_up.cols : product->linear.cols;
@@ -39,26 +39,27 @@ void clb_stage_begin(clb_stage* stage) {
 
 static clb_product* add(clb_stage* stage, const clb_module* kernel) {
   CLB_ASSERT(stage->count < stage->capacity);
-  clb_product* const product = &stage->products[stage->count++];
-  memset(product, 0, sizeof *product);
+  clb_product* const product = &stage->products[stage->count];
+  ++stage->count;
+  (void)memset(product, 0, sizeof *product);
   product->kernel = kernel;
   return product;
 }
 
 static void count_in(clb_stage* stage, const clb_product* product) {
-  CLB_ASSERT(tokens_of(product) > 0 && rows_of(product) > 0);
+  CLB_ASSERT(tokens_of(product) > 0u && rows_of(product) > 0u);
   stage->cost += tiles_of(product) * tile_cost(product);
 }
 
 void clb_stage_add_linear(clb_stage* stage, const clb_module* kernel, const clb_linear_args* args) {
-  CLB_ASSERT(args->row_begin == 0);
+  CLB_ASSERT(args->row_begin == 0u);
   clb_product* const product = add(stage, kernel);
   product->linear = *args;
   count_in(stage, product);
 }
 
 void clb_stage_add_gate_up(clb_stage* stage, const clb_module* kernel, const clb_gated_linear_args* args) {
-  CLB_ASSERT(args->row_begin == 0 && args->gate != NULL);
+  CLB_ASSERT(args->row_begin == 0u && args->gate != NULL);
   clb_product* const product = add(stage, kernel);
   product->gate_up = *args;
   count_in(stage, product);
@@ -70,26 +71,26 @@ static void cut(clb_product* product, uint64_t cost, uint32_t enough_items) {
   const uint32_t tokens = tokens_of(product);
   const uint32_t stream = product->gate_up.gate != NULL ? STREAM_TILES / 2 : STREAM_TILES;
   const uint64_t wanted = cost / tile_cost(product);
-  uint32_t item_tiles = wanted < 1 ? 1 : wanted > tiles ? tiles : (uint32_t)wanted;
-  item_tiles -= item_tiles > stream ? item_tiles % stream : 0;
+  uint32_t item_tiles = wanted < 1u ? 1u : wanted > tiles ? tiles : (uint32_t)wanted;
+  item_tiles -= item_tiles > stream ? item_tiles % stream : 0u;
   product->item_rows = item_tiles * CLB_TILE_ROWS;
   product->item_tokens = tokens;
   if (tiles < enough_items && tokens >= LEAST_TOKENS && tile_cost(product) > cost) {
-    const uint64_t parts = tile_cost(product) / cost + 1;
-    const uint64_t part = (tokens + parts - 1) / parts;
+    const uint64_t parts = tile_cost(product) / cost + 1u;
+    const uint64_t part = (tokens + parts - 1u) / parts;
     product->item_tokens = (uint32_t)((part + TOKEN_UNIT - 1) / TOKEN_UNIT * TOKEN_UNIT);
   }
 }
 
-static uint32_t parts_of(uint32_t whole, uint32_t part) { return (whole + part - 1) / part; }
+static uint32_t parts_of(uint32_t whole, uint32_t part) { return (whole + part - 1u) / part; }
 
 static const uint32_t* skip(const uint32_t* list, uint32_t count) { return list == NULL ? NULL : list + count; }
 
 static void run_linear(const clb_product* product, uint32_t row_begin, uint32_t row_end, uint32_t first,
                        uint32_t tokens) {
   clb_linear_args args = product->linear;
-  args.input += args.inputs == NULL ? first * args.input_stride : 0;
-  args.output += args.outputs == NULL ? first * args.output_stride : 0;
+  args.input += args.inputs == NULL ? first * args.input_stride : 0u;
+  args.output += args.outputs == NULL ? first * args.output_stride : 0u;
   args.inputs = skip(args.inputs, first);
   args.outputs = skip(args.outputs, first);
   args.tokens = tokens;
@@ -101,7 +102,7 @@ static void run_linear(const clb_product* product, uint32_t row_begin, uint32_t 
 static void run_gate_up(const clb_product* product, uint32_t row_begin, uint32_t row_end, uint32_t first,
                         uint32_t tokens) {
   clb_gated_linear_args args = product->gate_up;
-  args.input += args.inputs == NULL ? first * args.input_stride : 0;
+  args.input += args.inputs == NULL ? first * args.input_stride : 0u;
   args.output += first * args.output_stride;
   args.inputs = skip(args.inputs, first);
   args.tokens = tokens;
@@ -114,8 +115,8 @@ static void run_gate_up(const clb_product* product, uint32_t row_begin, uint32_t
 static const clb_product* product_of(const clb_stage* stage, uint32_t item) {
   uint32_t low = 0;
   uint32_t high = stage->count;
-  while (high - low > 1) {
-    const uint32_t middle = low + (high - low) / 2;
+  while (high - low > 1u) {
+    const uint32_t middle = low + (high - low) / 2u;
     if (stage->products[middle].first_item <= item) {
       low = middle;
     } else {
@@ -141,7 +142,7 @@ static void run_item(void* context, uint32_t item, uint32_t thread) {
   } else {
     run_linear(product, row_begin, row_end, first, tokens);
   }
-  if (thread == 0) {
+  if (thread == 0u) {
     stage->progress(stage->progress_context);
   }
 }

@@ -46,15 +46,15 @@ static void run_row_block(void* context, uint32_t item, uint32_t thread) {
   const uint32_t first = item * list->block;
   const uint32_t left = list->count - first;
   list->run(list->engine, list->layer, first, first + (list->block < left ? list->block : left));
-  if (thread == 0) {
+  if (thread == 0u) {
     show_progress(list->engine);
   }
 }
 
 void clb_step_rows(clb_engine* engine, uint32_t layer, uint32_t count, uint64_t operations, clb_rows_fn run) {
-  const uint32_t block = operations >= LEAST_OPERATIONS ? 1 : (uint32_t)(LEAST_OPERATIONS / operations);
+  const uint32_t block = operations >= LEAST_OPERATIONS ? 1u : (uint32_t)(LEAST_OPERATIONS / operations);
   row_list list = {engine, run, layer, count, block};
-  clb_threads_run(&engine->threads, (count + block - 1) / block, run_row_block, &list);
+  clb_threads_run(&engine->threads, (count + block - 1u) / block, run_row_block, &list);
 }
 
 clb_stage clb_step_stage(clb_engine* engine) {
@@ -62,7 +62,7 @@ clb_stage clb_step_stage(clb_engine* engine) {
                      .progress = show_progress,
                      .progress_context = engine,
                      .products = engine->buffers.products,
-                     .capacity = engine->sizes.max_experts + 1};
+                     .capacity = engine->sizes.max_experts + 1u};
   clb_stage_begin(&stage);
   return stage;
 }
@@ -102,7 +102,7 @@ static void start_rows(clb_engine* engine, uint32_t layer, uint32_t first, uint3
     clb_step_row* const row = &b->rows[i];
     CLB_ASSERT(row->token >= 0 && (uint32_t)row->token < engine->model.vocab_size);
     embedding->kernel->row(embedding->data, (uint32_t)row->token, hidden, b->residual + (size_t)i * hidden);
-    clb_rope_table(row->position, engine->model.rope_inv_freq, head_dim / 2, engine->model.rope_scale,
+    clb_rope_table(row->position, engine->model.rope_inv_freq, head_dim / 2u, engine->model.rope_scale,
                    b->rope + (size_t)i * head_dim);
     row->status = CLB_OK;
     row->assignments = 0;
@@ -121,17 +121,17 @@ static void finish_rows(clb_engine* engine, uint32_t layer, uint32_t first, uint
       clb_step_combine(engine, layer, i);
     }
     clb_vector_add(b->update + i * hidden, hidden, b->residual + i * hidden);
-    if (layer + 1 < engine->model.layers) {
-      clb_step_norm(engine, engine->kernels.layers[layer + 1].attn_norm, i);
+    if (layer + 1u < engine->model.layers) {
+      clb_step_norm(engine, engine->kernels.layers[layer + 1u].attn_norm, i);
     }
   }
 }
 
 void clb_step_forward(struct clb_engine* engine, uint32_t count) {
   const uint64_t hidden = engine->model.hidden;
-  CLB_ASSERT(count > 0 && count <= engine->sizes.step_tokens);
+  CLB_ASSERT(count > 0u && count <= engine->sizes.step_tokens);
   engine->step_number++;
-  clb_step_rows(engine, 0, count, 4 * hidden + (uint64_t)64 * engine->model.head_dim, start_rows);
+  clb_step_rows(engine, 0, count, 4u * hidden + (uint64_t)64 * engine->model.head_dim, start_rows);
   for (uint32_t layer = 0; layer < engine->model.layers; ++layer) {
     clb_step_attention(engine, layer, count);
     if (engine->model.layer_table[layer].ffn_kind == CLB_FFN_MOE) {
@@ -139,14 +139,14 @@ void clb_step_forward(struct clb_engine* engine, uint32_t count) {
     } else {
       clb_step_dense(engine, layer, count);
     }
-    clb_step_rows(engine, layer, count, (engine->sizes.k_max + 4) * hidden, finish_rows);
+    clb_step_rows(engine, layer, count, (engine->sizes.k_max + 4u) * hidden, finish_rows);
   }
 }
 
 void clb_step_logits(struct clb_engine* engine, const uint32_t* rows, uint32_t count) {
   const clb_step_buffers* const b = &engine->buffers;
   const uint32_t hidden = engine->model.hidden;
-  CLB_ASSERT(count > 0 && count <= CLB_LOGIT_ROWS);
+  CLB_ASSERT(count > 0u && count <= CLB_LOGIT_ROWS);
   for (uint32_t i = 0; i < count; ++i) {
     clb_rms_norm(b->residual + (size_t)rows[i] * hidden, engine->kernels.final_norm, engine->model.rms_norm_eps, 1,
                  hidden, b->head_input + (size_t)i * hidden);

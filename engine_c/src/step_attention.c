@@ -47,7 +47,7 @@ static void append_rows(clb_engine* engine, uint32_t layer, uint32_t first, uint
     if (engine->model.layer_table[layer].qk_norm != CLB_QK_NORM_NONE) {
       norm_qk(engine, layer, qkv);
     }
-    clb_rope_apply(rope, shape->head_dim / 2, shape->heads + shape->kv_heads, qkv);
+    clb_rope_apply(rope, shape->head_dim / 2u, shape->heads + shape->kv_heads, qkv);
     const clb_attention_kv kv = kv_of(engine, b->rows[i].slot, layer);
     clb_kv_append(shape, &kv, b->rows[i].position, qkv + (size_t)shape->heads * shape->head_dim);
   }
@@ -69,7 +69,7 @@ static void attend(clb_engine* engine, uint32_t layer, uint32_t first, uint32_t 
         .query_stride = qkv_width(engine),
         .output_stride = q,
         .position = b->rows[row].position,
-        .rows = b->groups[i / shape->kv_heads + 1] - row,
+        .rows = b->groups[i / shape->kv_heads + 1u] - row,
         .kv_head = kv_head,
         .window = engine->model.layer_table[layer].window,
     };
@@ -81,18 +81,19 @@ static void attend(clb_engine* engine, uint32_t layer, uint32_t first, uint32_t 
    for many threads. Returns how many, and in *seen the positions that an average group sees. */
 static uint32_t group_rows(const clb_engine* engine, uint32_t count, uint64_t* seen) {
   const clb_step_buffers* const b = &engine->buffers;
-  const uint32_t share = count * engine->attention.kv_heads / (engine->threads.count * 4) + 1;
+  const uint32_t share = count * engine->attention.kv_heads / (engine->threads.count * 4u) + 1u;
   const uint32_t most = share < CLB_ATTENTION_ROWS ? share : CLB_ATTENTION_ROWS;
   uint32_t groups = 0;
   *seen = 0;
   for (uint32_t i = 0; i < count; ++i) {
-    if (i == 0 || b->rows[i].slot != b->rows[i - 1].slot || i - b->groups[groups - 1] == most) {
-      b->groups[groups++] = i;
+    if (i == 0u || b->rows[i].slot != b->rows[i - 1u].slot || i - b->groups[groups - 1u] == most) {
+      b->groups[groups] = i;
+      ++groups;
     }
-    *seen += b->rows[i].position + 1;
+    *seen += b->rows[i].position + 1u;
   }
   b->groups[groups] = count;
-  *seen = *seen / groups + 1;
+  *seen = *seen / groups + 1u;
   return groups;
 }
 
@@ -112,9 +113,9 @@ void clb_step_attention(clb_engine* engine, uint32_t layer, uint32_t count) {
   const uint64_t group = (uint64_t)engine->attention.heads / engine->attention.kv_heads * engine->attention.head_dim;
   uint64_t seen = 0;
   clb_step_linear(engine, &weights->qkv, weights->qkv_bias, b->normed, count, b->qkv);
-  clb_step_rows(engine, layer, count, 4 * qkv_width(engine), append_rows);
+  clb_step_rows(engine, layer, count, 4u * qkv_width(engine), append_rows);
   const uint32_t groups = group_rows(engine, count, &seen);
-  clb_step_rows(engine, layer, groups * engine->attention.kv_heads, 2 * seen * group, attend);
+  clb_step_rows(engine, layer, groups * engine->attention.kv_heads, 2u * seen * group, attend);
   clb_step_linear(engine, &weights->out, weights->out_bias, b->attended, count, b->update);
   clb_step_rows(engine, layer, count, (uint64_t)4 * engine->model.hidden, after_attention);
 }

@@ -1,4 +1,5 @@
 /* step_ffn.c: the FFN half of a layer, see step.c. */
+#include <stdbool.h>
 #include <string.h>
 
 #include "../cpu/lanes.h"
@@ -97,31 +98,36 @@ static void count_experts(clb_engine* engine, uint32_t layer, const clb_routing_
 }
 
 /* One product of each expert that has tokens: the shared one over all rows, each other once over its bucket. */
-static void run_experts(clb_engine* engine, uint32_t layer, const clb_routing_args* routing, int down) {
+static void run_experts(clb_engine* engine, uint32_t layer, const clb_routing_args* routing, bool down) {
   const clb_step_buffers* const b = &engine->buffers;
   const clb_layer_kernels* const weights = &engine->kernels.layers[layer];
   float* const activations = (float*)(void*)(engine->dispatch + engine->sizes.dispatch.activation);
   float* const outputs = (float*)(void*)(engine->dispatch + engine->sizes.dispatch.output);
   clb_stage stage = clb_step_stage(engine);
-  if (weights->shared.gate != NULL && down) {
-    const clb_linear_args args =
-        down_of(engine, &weights->shared, b->shared_activation, routing->tokens, NULL, b->shared_output);
-    clb_stage_add_linear(&stage, weights->shared.kernel, &args);
-  } else if (weights->shared.gate != NULL) {
-    const clb_gated_linear_args args =
-        gate_up_of(engine, &weights->shared, NULL, routing->tokens, b->shared_activation);
-    clb_stage_add_gate_up(&stage, weights->shared.kernel, &args);
+  if (weights->shared.gate != NULL) {
+    if (down) {
+      const clb_linear_args args =
+          down_of(engine, &weights->shared, b->shared_activation, routing->tokens, NULL, b->shared_output);
+      clb_stage_add_linear(&stage, weights->shared.kernel, &args);
+    } else {
+      const clb_gated_linear_args args =
+          gate_up_of(engine, &weights->shared, NULL, routing->tokens, b->shared_activation);
+      clb_stage_add_gate_up(&stage, weights->shared.kernel, &args);
+    }
   }
   for (uint32_t e = 0; e < routing->layer->experts; ++e) {
     const clb_expert_entry* const entry = &weights->experts[e];
     const uint32_t first = routing->offsets[e];
     const uint32_t count = routing->counts[e];
-    CLB_ASSERT(routing->offsets[e + 1] - first == count);
+    CLB_ASSERT(routing->offsets[e + 1u] - first == count);
     float* const activation = activations + (size_t)first * entry->width;
-    if (count > 0 && down) {
+    if (count == 0u) {
+      continue;
+    }
+    if (down) {
       const clb_linear_args args = down_of(engine, entry, activation, count, routing->place_list + first, outputs);
       clb_stage_add_linear(&stage, entry->kernel, &args);
-    } else if (count > 0) {
+    } else {
       const clb_gated_linear_args args = gate_up_of(engine, entry, routing->token_list + first, count, activation);
       clb_stage_add_gate_up(&stage, entry->kernel, &args);
     }
@@ -130,10 +136,10 @@ static void run_experts(clb_engine* engine, uint32_t layer, const clb_routing_ar
 }
 
 static void count_launches(clb_engine* engine, uint32_t layer, const clb_routing_args* routing) {
-  const uint64_t stamp = engine->step_number * engine->model.layers + layer + 1;
+  const uint64_t stamp = engine->step_number * engine->model.layers + layer + 1u;
   uint64_t* const stamps = engine->buffers.expert_stamp;
   for (uint32_t e = 0; e < routing->layer->experts; ++e) {
-    if (routing->counts[e] > 0) {
+    if (routing->counts[e] > 0u) {
       engine->stats.expert_launches++;
       engine->stats.expert_relaunches += stamps[e] == stamp ? 1u : 0u;
       stamps[e] = stamp;
@@ -148,7 +154,7 @@ void clb_step_combine(clb_engine* engine, uint32_t layer, uint32_t row) {
   const uint32_t hidden = engine->model.hidden;
   const size_t at = (size_t)row * hidden;
   const float* const outputs = (const float*)(void*)(engine->dispatch + engine->sizes.dispatch.output);
-  memset(b->update + at, 0, hidden * sizeof(float));
+  (void)memset(b->update + at, 0, hidden * sizeof(float));
   for (uint32_t rank = 0; rank < routing.kept[row]; ++rank) {
     const size_t place = (size_t)row * routing.k_max + rank;
     if (routing.indices[place] != CLB_ROUTING_NONE) {
@@ -174,8 +180,8 @@ void clb_step_moe(clb_engine* engine, uint32_t layer, uint32_t count) {
   clb_routing_bucket(&routing);
   count_experts(engine, layer, &routing);
   count_launches(engine, layer, &routing);
-  run_experts(engine, layer, &routing, 0);
-  run_experts(engine, layer, &routing, 1);
+  run_experts(engine, layer, &routing, false);
+  run_experts(engine, layer, &routing, true);
 }
 
 void clb_step_dense(clb_engine* engine, uint32_t layer, uint32_t count) {

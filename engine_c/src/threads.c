@@ -1,20 +1,20 @@
 /* threads.c: see threads.h. */
-#define _GNU_SOURCE 1 /* syscall, affinity masks */
 #include "threads.h"
 
 #include <errno.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "../cpu/pause.h"
 #include "assert.h"
+#include "clock.h"
 #include "float_mode.h"
 
 enum {
@@ -28,12 +28,6 @@ enum {
 #define CLOSING 0u /* this generation has no list and ends the workers */
 
 _Static_assert(LEFT_MASK == CLB_THREADS_MAX_ITEMS, "the items of a list must fit their part of the ticket");
-
-static uint64_t now_ns(void) {
-  struct timespec now;
-  (void)clock_gettime(CLOCK_MONOTONIC, &now);
-  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 /* Returns when woken, when *word is not `value`, or for no reason. */
 static void sleep_on(_Atomic uint32_t* word, uint32_t value) {
@@ -55,8 +49,9 @@ static uint32_t take_items(clb_threads* pool, uint32_t thread) {
     const uint32_t items = atomic_load_explicit(&pool->items, memory_order_relaxed);
     const clb_work_fn work = atomic_load_explicit(&pool->work, memory_order_relaxed);
     void* const context = atomic_load_explicit(&pool->context, memory_order_relaxed);
-    if (atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket - 1, memory_order_acq_rel,
-                                              memory_order_acquire)) {
+    const bool taken = atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket - 1u, memory_order_acq_rel,
+                                                             memory_order_acquire);
+    if (taken) {
       work(context, items - (uint32_t)(ticket & LEFT_MASK), thread);
       ++done;
       ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
@@ -65,18 +60,18 @@ static uint32_t take_items(clb_threads* pool, uint32_t thread) {
   return done;
 }
 
-/* Until *word is no longer `value`, at most SPIN_NS. Returns 1 iff it changed. */
-static int spin_while(_Atomic uint64_t* word, uint64_t value) {
-  const uint64_t start = now_ns();
+/* Until *word is no longer `value`, at most SPIN_NS. Returns true iff it changed. */
+static bool spin_while(_Atomic uint64_t* word, uint64_t value) {
+  const uint64_t start = clb_clock_ns();
   do {
     for (uint32_t i = 0; i < LOOKS_PER_CLOCK; ++i) {
       if (atomic_load_explicit(word, memory_order_acquire) != value) {
-        return 1;
+        return true;
       }
       clb_pause();
     }
-  } while (now_ns() - start < SPIN_NS);
-  return 0;
+  } while (clb_clock_ns() - start < SPIN_NS);
+  return false;
 }
 
 /* Until the ticket is another than `seen`, on which no item was left. This thread writes `asleep` and then reads the
@@ -110,7 +105,7 @@ static void* worker_main(void* argument) {
       continue;
     }
     const uint32_t done = take_items(pool, self->number);
-    if (done > 0) {
+    if (done > 0u) {
       (void)atomic_fetch_add(&pool->done, done);
       if (atomic_load(&pool->owner_sleeps) != 0) {
         wake_all(&pool->done);
@@ -132,10 +127,10 @@ static void post(clb_threads* pool, uint64_t ticket) {
 /* Until `items` are done, `own` of them by the owner itself. */
 static void wait_for_workers(clb_threads* pool, uint32_t items, uint32_t own) {
   const uint32_t others = items - own;
-  const uint64_t start = now_ns();
+  const uint64_t start = clb_clock_ns();
   while (atomic_load_explicit(&pool->done, memory_order_acquire) != others) {
     clb_pause();
-    if (now_ns() - start < SPIN_NS) {
+    if (clb_clock_ns() - start < SPIN_NS) {
       continue;
     }
     atomic_store(&pool->owner_sleeps, 1);
@@ -149,7 +144,7 @@ static void wait_for_workers(clb_threads* pool, uint32_t items, uint32_t own) {
 
 void clb_threads_run(clb_threads* pool, uint32_t items, clb_work_fn work, void* context) {
   CLB_ASSERT(items <= CLB_THREADS_MAX_ITEMS);
-  if (pool->started == 0 || items <= 1) {
+  if (pool->started == 0u || items <= 1u) {
     for (uint32_t i = 0; i < items; ++i) {
       work(context, i, 0);
     }
@@ -157,12 +152,12 @@ void clb_threads_run(clb_threads* pool, uint32_t items, clb_work_fn work, void* 
   }
   const uint64_t before = atomic_load_explicit(&pool->ticket, memory_order_relaxed);
   CLB_ASSERT((before & LEFT_MASK) == 0);
-  const uint64_t next = (generation_of(before) + 1) << LEFT_BITS; /* a month of lists and more until it wraps */
+  const uint64_t next = (generation_of(before) + 1u) << LEFT_BITS; /* a month of lists and more until it wraps */
   atomic_store_explicit(&pool->work, work, memory_order_relaxed);
   atomic_store_explicit(&pool->context, context, memory_order_relaxed);
   atomic_store_explicit(&pool->items, items, memory_order_relaxed);
   atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
-  post(pool, (next == 0 ? FIRST_LIST : next) | items);
+  post(pool, (next == 0u ? FIRST_LIST : next) | items);
   const uint32_t own = take_items(pool, 0);
   if (own < items) {
     wait_for_workers(pool, items, own);
@@ -171,7 +166,7 @@ void clb_threads_run(clb_threads* pool, uint32_t items, clb_work_fn work, void* 
 
 /* --------------------------------------------------------- open and close */
 
-uint64_t clb_threads_stack_bytes(uint32_t count) { return (uint64_t)(count - 1) * CLB_THREAD_STACK_BYTES; }
+uint64_t clb_threads_stack_bytes(uint32_t count) { return (uint64_t)(count - 1u) * CLB_THREAD_STACK_BYTES; }
 
 static void set_cpu(cpu_set_t* set, uint32_t cpu) {
   CPU_ZERO(set);
@@ -179,7 +174,7 @@ static void set_cpu(cpu_set_t* set, uint32_t cpu) {
 }
 
 static unsigned char* stack_of(const clb_threads* pool, uint32_t number) {
-  return pool->stacks + (size_t)(number - 1) * CLB_THREAD_STACK_BYTES;
+  return pool->stacks + (size_t)(number - 1u) * CLB_THREAD_STACK_BYTES;
 }
 
 /* The page into which a stack would overflow. Refused in a mapping of larger pages: there nothing catches it. */
@@ -188,7 +183,7 @@ static void protect_end(unsigned char* stack, int protection) {
 }
 
 static int32_t start_worker(clb_threads* pool, const clb_threads_config* config, uint32_t number) {
-  clb_worker* const worker = &pool->workers[number - 1];
+  clb_worker* const worker = &pool->workers[number - 1u];
   unsigned char* const stack = stack_of(pool, number);
   cpu_set_t cpu;
   pthread_attr_t attributes;
@@ -221,7 +216,7 @@ static int32_t pin_owner(clb_threads* pool, uint32_t cpu) {
   if (sched_getaffinity(0, sizeof before, &before) != 0 || sched_setaffinity(0, sizeof one, &one) != 0) {
     return CLB_ERR_ARGUMENT;
   }
-  memcpy(pool->owner_cpus, &before, sizeof before);
+  (void)memcpy(pool->owner_cpus, &before, sizeof before);
   pool->pinned = 1;
   return CLB_OK;
 }
@@ -230,9 +225,9 @@ int32_t clb_threads_open(clb_threads* pool, const clb_threads_config* config) {
   static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP};
   sigset_t all;
   sigset_t before;
-  CLB_ASSERT(config->count >= 1 && config->count <= CLB_MAX_THREADS);
-  CLB_ASSERT(config->count == 1 || config->stacks != NULL);
-  memset(pool, 0, sizeof *pool);
+  CLB_ASSERT(config->count >= 1u && config->count <= CLB_MAX_THREADS);
+  CLB_ASSERT(config->count == 1u || config->stacks != NULL);
+  (void)memset(pool, 0, sizeof *pool);
   pool->count = config->count;
   pool->stacks = config->stacks;
   atomic_store(&pool->ticket, FIRST_LIST);
@@ -260,11 +255,11 @@ void clb_threads_close(clb_threads* pool) {
   for (uint32_t i = 0; i < pool->started; ++i) {
     const int failed = pthread_join(pool->workers[i].handle, NULL);
     CLB_ASSERT(failed == 0);
-    protect_end(stack_of(pool, i + 1), PROT_READ | PROT_WRITE);
+    protect_end(stack_of(pool, i + 1u), PROT_READ | PROT_WRITE);
   }
-  if (pool->pinned != 0) {
+  if (pool->pinned != 0u) {
     cpu_set_t before;
-    memcpy(&before, pool->owner_cpus, sizeof before);
+    (void)memcpy(&before, pool->owner_cpus, sizeof before);
     (void)sched_setaffinity(0, sizeof before, &before); /* refused when they were taken away meanwhile */
   }
   pool->started = 0;

@@ -62,7 +62,7 @@ typedef struct clb_threads {
   uint32_t reserved;
   unsigned char* stacks;
   uint64_t owner_cpus[CLB_THREADS_CPU_WORDS];
-  clb_worker workers[CLB_MAX_THREADS - 1];
+  clb_worker workers[CLB_MAX_THREADS - 1u];
 } clb_threads;
 
 typedef struct clb_threads_config {
