@@ -18,8 +18,8 @@
 #include "float_mode.h"
 
 enum {
-  SPIN_NS = 50000,    /* then sleep: a list every 50 us at least keeps the workers awake */
-  LOOKS_PER_CLOCK = 8 /* the clock takes as long as some looks */
+  YIELD_NS = 4000, /* longer than most waits between two lists of a step */
+  SPIN_NS = 50000  /* then sleep: a list every 50 us at least keeps the workers awake */
 };
 
 #define LEFT_BITS 24
@@ -60,26 +60,27 @@ static uint32_t take_items(clb_threads* pool, uint32_t thread) {
   return done;
 }
 
-/* Until *word is no longer `value`, at most SPIN_NS. Returns true iff it changed. */
-static bool spin_while(_Atomic uint64_t* word, uint64_t value) {
-  const uint64_t start = clb_clock_ns();
-  do {
-    for (uint32_t i = 0; i < LOOKS_PER_CLOCK; ++i) {
-      if (atomic_load_explicit(word, memory_order_acquire) != value) {
-        return true;
-      }
-      clb_pause();
-    }
-  } while (clb_clock_ns() - start < SPIN_NS);
-  return false;
+/* One breath of a thread that spins since `start`. False once it should sleep. A wait that is not over at once leaves
+   the CPU to others that want it, the daemon above all: they would take it anyway, but later, in the middle of an item.
+ */
+static bool spin_on(uint64_t start) {
+  const uint64_t spun = clb_clock_ns() - start;
+  clb_pause();
+  if (spun > YIELD_NS) {
+    (void)sched_yield();
+  }
+  return spun < SPIN_NS;
 }
 
 /* Until the ticket is another than `seen`, on which no item was left. This thread writes `asleep` and then reads the
    ticket, the owner writes the ticket and then reads `asleep`, in one order for all (seq_cst): one of them sees the
    other's. */
 static void wait_for_list(clb_threads* pool, uint64_t seen) {
-  if (spin_while(&pool->ticket, seen)) {
-    return;
+  const uint64_t start = clb_clock_ns();
+  while (spin_on(start)) {
+    if (atomic_load_explicit(&pool->ticket, memory_order_acquire) != seen) {
+      return;
+    }
   }
   for (;;) {
     const uint32_t wake = atomic_load(&pool->wake);
@@ -129,8 +130,7 @@ static void wait_for_workers(clb_threads* pool, uint32_t items, uint32_t own) {
   const uint32_t others = items - own;
   const uint64_t start = clb_clock_ns();
   while (atomic_load_explicit(&pool->done, memory_order_acquire) != others) {
-    clb_pause();
-    if (clb_clock_ns() - start < SPIN_NS) {
+    if (spin_on(start)) {
       continue;
     }
     atomic_store(&pool->owner_sleeps, 1);
