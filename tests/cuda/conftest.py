@@ -11,6 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cuda_harness
+import kernel_harness
 
 from colibrid.engine import device_cuda
 
@@ -48,3 +49,35 @@ def backend(request: pytest.FixtureRequest, library: ctypes.CDLL) -> Iterator[cu
         made = cuda_harness.Gpu(request.getfixturevalue("cubins"))
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    built = kernel_harness.build_emulator(tmp_path_factory.mktemp("emulator"))
+    if built is None:
+        pytest.skip("no C++ compiler")
+    return built
+
+
+@pytest.fixture(scope="session")
+def gpu_machine(request: pytest.FixtureRequest) -> Iterator[kernel_harness.OnGpu]:
+    try:
+        device_cuda.probe(0)
+    except device_cuda.DeviceError as error:
+        pytest.skip(str(error))
+    library, cubins = (request.getfixturevalue(name) for name in ("library", "cubins"))
+    made = kernel_harness.OnGpu(library, cubins)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["emulated", "emulated backwards", "cuda"])
+def machine(request: pytest.FixtureRequest) -> Iterator[kernel_harness.Machine]:
+    """The same test on the CPU, with threads first to last and last to first, and on the GPU."""
+    if request.param == "cuda":
+        made: kernel_harness.Machine = request.getfixturevalue("gpu_machine")
+    else:
+        made = kernel_harness.Emulated(request.getfixturevalue("emulator"))
+        made.order(int(request.param == "emulated backwards"))
+    yield made
+    made.reset()

@@ -72,9 +72,9 @@ def build_library(folder: Path) -> ctypes.CDLL | None:
 
 
 def build_cubins(folder: Path) -> str | None:
-    """Compile router.cu and the trial's kernels; None, or why not."""
+    """Compile all kernels and the trial's; None, or why not."""
     script = ROOT / "kernels_cu" / "build.py"
-    sources = [str(ROOT / "kernels_cu" / "router.cu"), str(HERE / "seam_kernels.cu")]
+    sources = [*map(str, sorted((ROOT / "kernels_cu").glob("*.cu"))), str(HERE / "seam_kernels.cu")]
     done = subprocess.run(
         [sys.executable, str(script), "--out", str(folder), *sources], capture_output=True, text=True, check=False
     )

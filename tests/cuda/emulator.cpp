@@ -6,9 +6,9 @@
  */
 #include "emulator.h"
 
+#include <ucontext.h>
 #include <cstdio>
 #include <cstdlib>
-#include <ucontext.h>
 #include <vector>
 
 uint3 threadIdx, blockIdx, blockDim, gridDim;
@@ -28,8 +28,8 @@ struct fiber {
   uint32_t index;
   bool done;
   bool at_barrier;
-  uint64_t waits_for; /* number of the meeting that must have happened */
-  uint64_t groups;    /* ended so far */
+  uint64_t waits_for;                    /* number of the meeting that must have happened */
+  uint64_t groups;                       /* ended so far */
   std::vector<std::vector<copy>> copies; /* the groups that were not waited for; the last one is open */
 };
 
@@ -59,7 +59,8 @@ static void yield_now() { swapcontext(&current->context, &scheduler); }
 
 static void finish_copies(fiber& f, size_t groups) {
   for (size_t i = 0; i < groups; i++)
-    for (const copy& c : f.copies[i]) std::memcpy(c.to, c.from, 16);
+    for (const copy& c : f.copies[i])
+      std::memcpy(c.to, c.from, 16);
   f.copies.erase(f.copies.begin(), f.copies.begin() + (std::ptrdiff_t)groups);
 }
 
@@ -73,18 +74,20 @@ void emulator_wait_groups(uint32_t pending) {
 static void release_barrier() {
   if (barrier_arrived == 0 || barrier_arrived < live) return;
   barrier_arrived = 0;
-  for (uint32_t i = 0; i < thread_count; i++) fibers[i].at_barrier = false;
+  for (uint32_t i = 0; i < thread_count; i++)
+    fibers[i].at_barrier = false;
 }
 
 void emulator_barrier() {
   current->at_barrier = true;
   barrier_arrived++;
   release_barrier();
-  while (current->at_barrier) yield_now();
+  while (current->at_barrier)
+    yield_now();
 }
 
-emulator_words emulator_meet(const emulator_words& own,
-                             void (*work)(const emulator_words*, emulator_words*, uint32_t), uint32_t argument) {
+emulator_words emulator_meet(const emulator_words& own, void (*work)(const emulator_words*, emulator_words*, uint32_t),
+                             uint32_t argument) {
   const uint32_t lane = current->index % 32;
   warp& w = warps[current->index / 32];
   const uint64_t meeting = w.meetings;
@@ -98,7 +101,8 @@ emulator_words emulator_meet(const emulator_words& own,
     w.meetings++;
   }
   current->waits_for = meeting + 1;
-  while (w.meetings <= meeting) yield_now();
+  while (w.meetings <= meeting)
+    yield_now();
   return w.out[meeting % 2][lane];
 }
 
@@ -111,9 +115,7 @@ static void fiber_main() {
   yield_now();
 }
 
-static bool ready(const fiber& f) {
-  return !f.done && !f.at_barrier && warps[f.index / 32].meetings >= f.waits_for;
-}
+static bool ready(const fiber& f) { return !f.done && !f.at_barrier && warps[f.index / 32].meetings >= f.waits_for; }
 
 static void run_block() {
   std::memset(memory, 0xff, sizeof memory);
@@ -146,8 +148,8 @@ static void run_block() {
   }
 }
 
-extern "C" void emulator_launch(void (*run)(const void*), const void* args, const uint32_t* grid,
-                                const uint32_t* block, uint32_t shared_bytes) {
+extern "C" void emulator_launch(void (*run)(const void*), const void* args, const uint32_t* grid, const uint32_t* block,
+                                uint32_t shared_bytes) {
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {block[0], block[1], block[2]};
   thread_count = block[0] * block[1] * block[2];

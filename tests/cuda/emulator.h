@@ -3,9 +3,9 @@
  * this file included first (g++ -x c++ -include emulator.h), runs without a GPU. Test-only; for correctness, not speed.
  *
  * Blocks run one after another. A block's threads are fibers that run until they meet: at a barrier, or at an operation
- * of a warp, which the last lane to arrive carries out for all. Asynchronous copies are made as late as a kernel allows.
- * emulator_order picks who runs first, so that results which depend on it (a missing barrier) show as differences.
- * Deadlocks and operations with lanes that have returned end the program with a message.
+ * of a warp, which the last lane to arrive carries out for all. Asynchronous copies are made as late as a kernel
+ * allows. emulator_order picks who runs first, so that results which depend on it (a missing barrier) show as
+ * differences. Deadlocks and operations with lanes that have returned end the program with a message.
  */
 #ifndef CLB_EMULATOR_H
 #define CLB_EMULATOR_H
@@ -24,11 +24,21 @@
 #define __shared__ thread_local
 #define __align__(n) alignas(n)
 
-struct alignas(8) float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(8) uint2 { uint32_t x, y; };
-struct alignas(16) uint4 { uint32_t x, y, z, w; };
-struct uint3 { uint32_t x, y, z; };
+struct alignas(8) float2 {
+  float x, y;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+struct uint3 {
+  uint32_t x, y, z;
+};
 static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
@@ -42,9 +52,12 @@ extern thread_local uint4 memory[]; /* dynamic shared memory, by the name that a
 extern "C" uint32_t emulator_order; /* 0: threads in order, 1: the last first */
 void emulator_barrier();
 /* The lanes of the calling warp meet; work(in, out) runs once with what every lane brought. */
-struct emulator_words { uint32_t word[8]; };
-emulator_words emulator_meet(const emulator_words& own, void (*work)(const emulator_words* in, emulator_words* out,
-                                                                     uint32_t argument), uint32_t argument);
+struct emulator_words {
+  uint32_t word[8];
+};
+emulator_words emulator_meet(const emulator_words& own,
+                             void (*work)(const emulator_words* in, emulator_words* out, uint32_t argument),
+                             uint32_t argument);
 void emulator_copy_later(void* to, const void* from);
 void emulator_end_group();
 void emulator_wait_groups(uint32_t pending);
@@ -66,13 +79,16 @@ static inline T emulator_unpack(const emulator_words& words) {
 }
 
 static inline void emulator_xor(const emulator_words* in, emulator_words* out, uint32_t mask) {
-  for (uint32_t lane = 0; lane < 32; lane++) out[lane] = in[lane ^ mask];
+  for (uint32_t lane = 0; lane < 32; lane++)
+    out[lane] = in[lane ^ mask];
 }
 static inline void emulator_up(const emulator_words* in, emulator_words* out, uint32_t by) {
-  for (uint32_t lane = 0; lane < 32; lane++) out[lane] = in[lane < by ? lane : lane - by];
+  for (uint32_t lane = 0; lane < 32; lane++)
+    out[lane] = in[lane < by ? lane : lane - by];
 }
 static inline void emulator_down(const emulator_words* in, emulator_words* out, uint32_t by) {
-  for (uint32_t lane = 0; lane < 32; lane++) out[lane] = in[lane + by > 31 ? lane : lane + by];
+  for (uint32_t lane = 0; lane < 32; lane++)
+    out[lane] = in[lane + by > 31 ? lane : lane + by];
 }
 static inline void emulator_from(const emulator_words* in, emulator_words* out, uint32_t) {
   for (uint32_t lane = 0; lane < 32; lane++) { /* word 7 of each lane says from where */
@@ -81,8 +97,10 @@ static inline void emulator_from(const emulator_words* in, emulator_words* out, 
 }
 static inline void emulator_votes(const emulator_words* in, emulator_words* out, uint32_t) {
   uint32_t votes = 0;
-  for (uint32_t lane = 0; lane < 32; lane++) votes |= (in[lane].word[0] != 0 ? 1u : 0u) << lane;
-  for (uint32_t lane = 0; lane < 32; lane++) out[lane].word[0] = votes;
+  for (uint32_t lane = 0; lane < 32; lane++)
+    votes |= (in[lane].word[0] != 0 ? 1u : 0u) << lane;
+  for (uint32_t lane = 0; lane < 32; lane++)
+    out[lane].word[0] = votes;
 }
 static inline void emulator_reduce(const emulator_words* in, emulator_words* out, uint32_t kind) {
   uint32_t all = in[0].word[0];
@@ -90,7 +108,8 @@ static inline void emulator_reduce(const emulator_words* in, emulator_words* out
     const uint32_t one = in[lane].word[0];
     all = kind == 0 ? (one > all ? one : all) : kind == 1 ? (one < all ? one : all) : all + one;
   }
-  for (uint32_t lane = 0; lane < 32; lane++) out[lane].word[0] = all;
+  for (uint32_t lane = 0; lane < 32; lane++)
+    out[lane].word[0] = all;
 }
 
 #define EMULATOR_FULL(mask) ((mask) == 0xffffffffu ? (void)0 : __builtin_trap())
@@ -138,23 +157,49 @@ static inline void __threadfence() {}
 static inline void __threadfence_block() {}
 static inline void __threadfence_system() {}
 template <class T>
-static inline T __ldcg(const T* at) { return *at; }
+static inline T __ldcg(const T* at) {
+  return *at;
+}
 template <class T>
-static inline T __ldcs(const T* at) { return *at; }
+static inline T __ldcs(const T* at) {
+  return *at;
+}
 template <class T>
-struct emulator_same { using type = T; }; /* not deduced */
+struct emulator_same {
+  using type = T;
+}; /* not deduced */
 template <class T>
-static inline T atomicAdd(T* at, typename emulator_same<T>::type by) { const T old = *at; *at = old + by; return old; }
+static inline T atomicAdd(T* at, typename emulator_same<T>::type by) {
+  const T old = *at;
+  *at = old + by;
+  return old;
+}
 template <class T>
-static inline T atomicOr(T* at, typename emulator_same<T>::type by) { const T old = *at; *at = old | by; return old; }
+static inline T atomicOr(T* at, typename emulator_same<T>::type by) {
+  const T old = *at;
+  *at = old | by;
+  return old;
+}
 template <class T>
-static inline T atomicMax(T* at, typename emulator_same<T>::type by) { const T old = *at; *at = old > by ? old : by; return old; }
+static inline T atomicMax(T* at, typename emulator_same<T>::type by) {
+  const T old = *at;
+  *at = old > by ? old : by;
+  return old;
+}
 template <class T>
-static inline T atomicMin(T* at, typename emulator_same<T>::type by) { const T old = *at; *at = old < by ? old : by; return old; }
+static inline T atomicMin(T* at, typename emulator_same<T>::type by) {
+  const T old = *at;
+  *at = old < by ? old : by;
+  return old;
+}
 template <class T>
-static inline T min(T a, T b) { return b < a ? b : a; }
+static inline T min(T a, T b) {
+  return b < a ? b : a;
+}
 template <class T>
-static inline T max(T a, T b) { return a < b ? b : a; }
+static inline T max(T a, T b) {
+  return a < b ? b : a;
+}
 static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 static inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 static inline int __ffs(int x) { return __builtin_ffs(x); }
@@ -165,6 +210,7 @@ static inline float __uint_as_float(uint32_t x) { return emulator_unpack<float>(
 static inline float __int_as_float(int x) { return __uint_as_float((uint32_t)x); }
 static inline float __fmul_rn(float a, float b) { return a * b; } /* compiled without contraction */
 static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline float __fsub_rn(float a, float b) { return a - b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline void sincospif(float x, float* sine, float* cosine) {
@@ -178,10 +224,18 @@ using std::isnan;
 
 /* ------------------------------------------------------------------- half types */
 
-struct __nv_bfloat16 { uint16_t bits; };
-struct __nv_bfloat162 { __nv_bfloat16 x, y; };
-struct __half { _Float16 value; };
-struct __half2 { __half x, y; };
+struct __nv_bfloat16 {
+  uint16_t bits;
+};
+struct __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
+struct __half {
+  _Float16 value;
+};
+struct __half2 {
+  __half x, y;
+};
 static inline __nv_bfloat16 __float2bfloat16_rn(float value) {
   const uint32_t bits = __float_as_uint(value);
   if (std::isnan(value)) return {0x7fff};
@@ -224,7 +278,8 @@ static inline void emulator_mma(const emulator_words* in, emulator_words* out, u
   for (uint32_t lane = 0; lane < 32; lane++) {
     for (uint32_t i = 0; i < 4; i++) {
       double sum = 0.0;
-      for (uint32_t k = 0; k < 16; k++) sum += (double)a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
+      for (uint32_t k = 0; k < 16; k++)
+        sum += (double)a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
       out[lane].word[i] = emulator_pack((float)sum).word[0];
     }
   }
@@ -240,7 +295,8 @@ template <float (*WIDEN)(uint32_t)>
 static inline void emulator_product(float (&c)[4], const uint4& a, uint32_t b0, uint32_t b1) {
   const emulator_words own = {{a.x, a.y, a.z, a.w, b0, b1, 0, 0}};
   const emulator_words all = emulator_meet(own, emulator_mma<WIDEN>, 0);
-  for (uint32_t i = 0; i < 4; i++) c[i] += __uint_as_float(all.word[i]);
+  for (uint32_t i = 0; i < 4; i++)
+    c[i] += __uint_as_float(all.word[i]);
 }
 CLB_DEVICE void clb_mma_bf16(float (&c)[4], const uint4& a, uint32_t b0, uint32_t b1) {
   emulator_product<emulator_bf16>(c, a, b0, b1);
@@ -260,7 +316,9 @@ CLB_DEVICE void clb_copy_async(uint32_t to, const void* from) {
 }
 CLB_DEVICE void clb_copies_end_group() { emulator_end_group(); }
 template <uint32_t PENDING>
-CLB_DEVICE void clb_copies_wait() { emulator_wait_groups(PENDING); }
+CLB_DEVICE void clb_copies_wait() {
+  emulator_wait_groups(PENDING);
+}
 CLB_DEVICE uint4 clb_read_shared(uint32_t at) {
   uint4 value;
   std::memcpy(&value, emulator_shared(at), sizeof value);

@@ -1,6 +1,6 @@
 """The structs of kernels_cu/abi.h as ctypes classes, read from the header itself, so that there is no second truth.
 
-    struct("clb_matmul_args")(rows=32, ...)    unnamed members are 0
+struct("clb_matmul_args")(rows=32, ...)    unnamed members are 0
 """
 
 from __future__ import annotations
@@ -46,5 +46,6 @@ def struct(name: str) -> Any:
         fields.append((member[2], kind * constant(member[3]) if member[3] else kind))
     made = type(name, (ctypes.Structure,), {"_fields_": fields})
     size = re.search(rf"CLB_SIZE_ASSERT\({name}, (\d+)\)", _text())
-    assert size and ctypes.sizeof(made) == int(size[1]), f"{name} has {ctypes.sizeof(made)} bytes here"
+    assert size, f"{name} has no CLB_SIZE_ASSERT"
+    assert ctypes.sizeof(made) == int(size[1]), f"{name} has {ctypes.sizeof(made)} bytes here"
     return made

@@ -23,10 +23,14 @@ import numpy as np
 from cuda_mirrors import Launch
 from numpy.typing import NDArray
 
+from colibrid.model.tiles import tiled
+
 Array = NDArray[Any]
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels_cu"
-_ENTRY = re.compile(r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(const __grid_constant__ (\w+) \w+\)')
+_ENTRY = re.compile(
+    r'extern "C" __global__ void\s+(?:__launch_bounds__\([^)]*\)\s+)?(\w+)\(const __grid_constant__ (\w+) \w+\)'
+)
 POISON = 0xFF  # NaN in every float type, a huge integer
 
 
@@ -60,14 +64,16 @@ def build_emulator(folder: Path) -> ctypes.CDLL | None:
             for name, struct in rows.items()
         )
     )
+    for header in ("cuda_bf16.h", "cuda_fp16.h"):  # emulator.h has what the kernels need of them
+        (folder / header).write_text("")
     flags = ["-std=c++17", "-O2", "-fPIC", "-w", "-ffp-contract=off", "-ftls-model=global-dynamic"]
-    flags += ["-include", str(here / "emulator.h"), f"-I{KERNELS}"]
+    flags += ["-include", str(here / "emulator.h"), f"-I{KERNELS}", f"-I{folder}"]
     objects, running = [], []
     for source in [*sorted(KERNELS.glob("*.cu")), here / "emulator.cpp", table]:
         target = folder / f"{source.stem}.o"
         objects.append(str(target))
         running.append(subprocess.Popen([compiler, *flags, "-x", "c++", "-c", str(source), "-o", str(target)]))
-    if any(process.wait() for process in running):
+    if any([process.wait() for process in running]):
         raise RuntimeError("the emulator does not compile")
     library = folder / "libemulated.so"
     subprocess.run([compiler, "-shared", "-o", str(library), *objects, "-lm"], check=True)
@@ -154,7 +160,9 @@ class OnGpu:
         flat = np.ascontiguousarray(array)
         address = self._take(flat.nbytes)
         if flat.nbytes:
-            self._check(self.driver.copy_in(ctypes.byref(self.driver), self.gpu.stream, address, flat.ctypes.data, flat.nbytes))
+            self._check(
+                self.driver.copy_in(ctypes.byref(self.driver), self.gpu.stream, address, flat.ctypes.data, flat.nbytes)
+            )
             self._wait()
         return address
 
@@ -168,7 +176,11 @@ class OnGpu:
     def get(self, output: Output) -> Array:
         made = np.empty(output.shape, output.dtype)
         if made.nbytes:
-            self._check(self.driver.copy_out(ctypes.byref(self.driver), self.gpu.stream, made.ctypes.data, output.address, made.nbytes))
+            self._check(
+                self.driver.copy_out(
+                    ctypes.byref(self.driver), self.gpu.stream, made.ctypes.data, output.address, made.nbytes
+                )
+            )
             self._wait()
         return made
 
@@ -247,3 +259,16 @@ def tile_sums(values: Array) -> NDArray[np.float32]:
 def relative(actual: Array, expected: Array) -> float:
     """The relative L2 error; NaN anywhere gives NaN."""
     return float(np.linalg.norm(actual.astype(np.float64) - expected) / max(np.linalg.norm(expected), 1e-30))
+
+
+def mma_weights(values: Array, precision: str) -> tuple[Array, NDArray[np.float32]]:
+    """(rows, cols) float32 -> the bytes of mma weights, and the values that they hold, float32."""
+    bits = to_half(values, precision)
+    tiles = np.concatenate([block.reshape(-1) for block in tiled([bits], "mma")])
+    return tiles, from_half(bits, precision)
+
+
+def normed(residual: Array, norm: Array, epsilon: float) -> NDArray[np.float64]:
+    """RMSNorm in float64."""
+    wide = residual.astype(np.float64)
+    return wide / np.sqrt((wide**2).mean(1, keepdims=True) + epsilon) * norm

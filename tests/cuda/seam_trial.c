@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../engine_c/src/assert.h"
+#include "../../engine_c/src/invariant.h"
 #include "seam_trial.h"
 
 #define SEAM_AHEAD 2u /* steps launched and not yet seen */
