@@ -6,7 +6,7 @@ import ctypes
 import math
 import os
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 
@@ -44,6 +44,14 @@ class Answer(msgspec.Struct):
         return [record.token for record in self.records]
 
 
+class Accelerator(Protocol):
+    """Something that an engine may be opened on instead of the CPU."""
+
+    def attach(self, setup: EngineSetup, channel: EngineChannel, stack: ExitStack) -> object:
+        """As colibrid.engine.gpu.attach_gpu: a device that is there until `stack` unwinds."""
+        ...
+
+
 class InProcessEngine:
     """An open engine over a pack. Use as a context manager."""
 
@@ -55,10 +63,14 @@ class InProcessEngine:
         kv: str = "fp32",
         max_seq_len: int | None = None,
         chunk: int = 64,
+        device: Accelerator | None = None,
         **changes: Any,
     ) -> None:
-        """`changes` replace fields of the EngineSpec. The exceptions are those of EngineSetup."""
+        """`changes` replace fields of the EngineSpec. The exceptions are those of EngineSetup. device: not the CPU."""
         self._stack = ExitStack()
+        self._accelerator = device
+        if device is not None:
+            changes["device"] = "cuda"
         try:
             self._open(pack, slots, kv, max_seq_len, chunk, changes)
         except BaseException:
@@ -85,6 +97,8 @@ class InProcessEngine:
         mapping = EngineChannel(library, self.channel.fd, shape)
         self._stack.callback(mapping.close)
         setup = EngineSetup(library, self.spec, self.manifest)
+        if self._accelerator is not None:
+            self._accelerator.attach(setup, mapping, self._stack)
         self._engine, error = ctypes.c_void_p(), abi.Error()
         with ExitStack() as opening:
             modules = opening.enter_context(KernelModules())

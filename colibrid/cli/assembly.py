@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colibrid.batch.service import make_service
-from colibrid.errors import ConfigError
 from colibrid.model.pack import Pack, open_pack
 
 if TYPE_CHECKING:
@@ -31,12 +30,3 @@ def assemble(settings: Settings, resolved: Resolved, library: Library) -> Assemb
     pack = open_pack(resolved.path, check_files=settings.model.weights == "files")
     supervisor, scheduler = make_service(library, settings, str(resolved.path), pack.manifest)
     return Assembly(pack=pack, supervisor=supervisor, scheduler=scheduler)
-
-
-def refuse_device(settings: Settings) -> None:
-    """ConfigError for a device that this version cannot serve from."""
-    if settings.engine.device == "cuda":
-        raise ConfigError(
-            "engine.device is cuda, but this version serves from the CPU only: the CUDA engine comes with a later "
-            "version; use --device auto or --device cpu"
-        )

@@ -78,6 +78,7 @@ def engine(
 
 def _open(settings: Settings, model: str | None, loads: Sequence[Load]) -> tuple[EngineSpec, Manifest, EngineBench]:
     """The engine, with room for the loads and no more. ConfigError: they do not fit the model."""
+    from colibrid.cli.device import settled  # noqa: PLC0415
     from colibrid.cli.engine_bench import EngineBench  # noqa: PLC0415
     from colibrid.cli.models import resolve_model  # noqa: PLC0415
     from colibrid.engine.library import Library  # noqa: PLC0415
@@ -85,7 +86,9 @@ def _open(settings: Settings, model: str | None, loads: Sequence[Load]) -> tuple
     from colibrid.model.pack import open_pack  # noqa: PLC0415
 
     library = Library()
-    resolved = resolve_model(model, settings.model, read_environment(), library)
+    environment = read_environment()
+    settings = settled(settings, model, environment, library)
+    resolved = resolve_model(model, settings, environment, library)
     manifest = open_pack(resolved.path, check_files=settings.model.weights == "files").manifest
     spec = make_spec(settings, str(resolved.path), manifest)
     for load in loads:

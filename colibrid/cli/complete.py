@@ -13,7 +13,8 @@ import click
 import msgspec
 
 from colibrid.batch.request import GenerateRequest, Sampling
-from colibrid.cli.assembly import assemble, refuse_device
+from colibrid.cli.assembly import assemble
+from colibrid.cli.device import settled
 from colibrid.cli.models import resolve_model
 from colibrid.cli.options import engine_options, load_settings
 from colibrid.config.environment import read_environment
@@ -67,9 +68,10 @@ def complete(
         quiet = msgspec.structs.replace(settings.logging, level="warning")
         settings = msgspec.structs.replace(settings, logging=quiet)
     configure(settings.logging)
-    refuse_device(settings)
     library = Library()
-    resolved = resolve_model(words[0] if len(words) == 2 else None, settings.model, environment, library)
+    model = words[0] if len(words) == 2 else None
+    settings = settled(settings, model, environment, library)
+    resolved = resolve_model(model, settings, environment, library)
     question = _Question(prompt=prompt, chat=chat, max_tokens=max_tokens, temperature=temperature, seed=seed)
     asyncio.run(_complete(settings, resolved, library, question))
 

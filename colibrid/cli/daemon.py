@@ -19,15 +19,16 @@ import asyncio
 import os
 import time
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
 
-from colibrid.cli.assembly import Assembly, assemble, refuse_device
+from colibrid.cli.assembly import Assembly, assemble
 from colibrid.cli.banner import banner, base_url, print_lines, ready_line
+from colibrid.cli.device import settled
 from colibrid.cli.heartbeat import heartbeat
 from colibrid.cli.listen import bind
 from colibrid.cli.models import resolve_model
@@ -69,7 +70,6 @@ def run_daemon(order: Order) -> int:
     """Serve until told to stop; the exit code. ColibridError when it cannot start or the engine failed for good."""
     settings = order.settings
     configure(settings.logging)
-    refuse_device(settings)
     if order.api_keys or settings.server.api_key_file is not None or settings.server.host not in _PLAIN_HOSTS:
         _key_ring(order)
     with ExitStack() as stack:
@@ -78,9 +78,9 @@ def run_daemon(order: Order) -> int:
         listening = bind(settings.server.host, settings.server.port)
         stack.callback(listening.close)
         library = Library()
-        resolved = resolve_model(
-            order.model, settings.model, order.environment, library, on_progress=_keep_waiting(notifier)
-        )
+        settings = settled(settings, order.model, order.environment, library)
+        order = replace(order, settings=settings)
+        resolved = resolve_model(order.model, settings, order.environment, library, on_progress=_keep_waiting(notifier))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(order, resolved, library, listening, notifier))
 

@@ -43,7 +43,7 @@ def inspect(
     environment = read_environment()
     settings = load_settings(environment, config_file, sets, given).settings
     library = Library()
-    resolved = resolve_model(model, settings.model, environment, library)
+    resolved = resolve_model(model, settings, environment, library)
     pack = open_pack(resolved.path, check_files=settings.model.weights == "files")
     spec = make_spec(settings, str(resolved.path), pack.manifest)
     plan = plan_memory(library, spec, pack.manifest)

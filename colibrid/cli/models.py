@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from colibrid.config.environment import Environment
-    from colibrid.config.settings import ModelSettings
+    from colibrid.config.settings import Settings
     from colibrid.engine.library import Library
     from colibrid.model.convert import Progress as ProgressCall
 
 
 def resolve_model(
     model: str | None,
-    settings: ModelSettings,
+    settings: Settings,
     environment: Environment,
     library: Library,
     *,
@@ -38,7 +38,7 @@ def resolve_model(
 
     try:
         return resolve(
-            model if model is not None else settings.path,
+            model if model is not None else settings.model.path,
             cache_options(settings, environment),
             crc32c=checksum(library),
             progress=progress,
@@ -47,13 +47,15 @@ def resolve_model(
         bar.close()
 
 
-def cache_options(settings: ModelSettings, environment: Environment) -> CacheOptions:
-    """Where packs are cached and found."""
+def cache_options(settings: Settings, environment: Environment) -> CacheOptions:
+    """Where packs are cached and found, and for which device; engine.device is settled."""
+    model = settings.model
     return CacheOptions(
-        cache_dir=environment.cache_dir if settings.cache_dir is None else Path(settings.cache_dir).expanduser(),
+        cache_dir=environment.cache_dir if model.cache_dir is None else Path(model.cache_dir).expanduser(),
         hub_cache=environment.hugging_face_hub,
-        dtype=settings.dtype,
-        weights=settings.weights,
+        dtype=model.dtype,
+        weights=model.weights,
+        backend="cuda" if settings.engine.device == "cuda" else "cpu",
     )
 
 

@@ -83,10 +83,11 @@ class TiersSettings(_Section, frozen=True, kw_only=True):
 class MemorySettings(_Section, frozen=True, kw_only=True):
     tiers: TiersSettings = TiersSettings()
     device_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.9  # --gpu-memory-utilization; CPU: of the available RAM
+    kv_tokens: PositiveInt | None = None  # tokens of the KV cache; none: tiers.kv.bytes
 
 
 class KvSettings(_Section, frozen=True, kw_only=True):
-    precision: Literal["auto", "fp32", "fp16"] = "auto"  # auto: fp32 on the CPU
+    precision: Literal["auto", "fp32", "fp16"] = "auto"  # auto: fp32 on the CPU, fp16 on CUDA
 
 
 class LoggingSettings(_Section, frozen=True, kw_only=True):

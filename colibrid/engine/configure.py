@@ -56,6 +56,11 @@ class EngineSetup:
             model=ctypes.pointer(self._tables.desc),
             cpus=self._cpus if spec.cpus else None,
         )
+        if spec.device == "cuda":
+            self.use_device(abi.DeviceDesc())
+        if spec.kv_tokens:
+            page = spec.tier_kv.page_bytes
+            self.config.tier_kv.bytes = -(-spec.kv_tokens * self.plan().kv_bytes_per_token // page) * page
 
     def plan(self) -> MemoryPlan:
         """The bill of the configuration as it stands. ConfigError or ModelError if C refuses it."""
@@ -71,7 +76,7 @@ class EngineSetup:
         ConfigError if even so the engine would take more than memory.device_fraction of it.
         """
         plan = self.plan()
-        if self._spec.tier_kv.bytes == 0:
+        if self.config.tier_kv.bytes == 0:
             page = self._spec.tier_kv.page_bytes
             share = min(KV_SHARE_OF_HOST, self._spec.device_fraction)
             budget = max(int(available * share) // page * page, page)
@@ -87,6 +92,34 @@ class EngineSetup:
                 "lower batch.slots, model.max_seq_len or memory.tiers.kv.bytes, or use a smaller model"
             )
         return plan
+
+    def fit_gpu(self, free: int) -> MemoryPlan:
+        """Size an automatic KV tier for a GPU with `free` bytes, and return the bill.
+
+        What memory.device_fraction leaves is for the driver's own needs, step graphs among them. ConfigError if even
+        with the smallest KV tier the arena would take more.
+        """
+        plan = self.plan()
+        limit = int(free * self._spec.device_fraction)
+        page = self._spec.tier_kv.page_bytes
+        budget = (limit - plan.arena + plan.kv) // page * page
+        if self.config.tier_kv.bytes == 0 and plan.arena > limit and budget > 0:
+            self.config.tier_kv.bytes = budget
+            plan = self.plan()
+        if plan.arena > limit:
+            raise ConfigError(
+                f"the engine needs {format_bytes(plan.arena)} of GPU memory (weights {format_bytes(plan.weights)}, "
+                f"kv {format_bytes(plan.kv)}, temp {format_bytes(plan.temp)}), but {format_bytes(limit)} is "
+                f"memory.device_fraction {self._spec.device_fraction} of the free {format_bytes(free)}; "
+                "lower batch.slots, batch.prefill_tokens, model.max_seq_len or memory.kv_tokens, use a smaller model, "
+                "or stop other programs that use this GPU"
+            )
+        return plan
+
+    def use_device(self, device: abi.DeviceDesc) -> None:
+        """The accelerator to open, or to plan for; must stay valid until the engine is closed."""
+        self._device = device
+        self.config.device = ctypes.pointer(device)
 
     def use_modules(self, names: Sequence[str], paths: Sequence[str]) -> None:
         """Kernel modules that C may load; `paths` must stay valid until open has returned."""

@@ -74,6 +74,7 @@ class DeviceInfo:
     driver_api: int  # 13000 = CUDA 13.0
     total_bytes: int
     multiprocessors: int
+    block_shared_bytes: int  # most shared memory of one block, for kernels that ask for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +144,21 @@ class CudaDevice:
             raise DeviceError(
                 f"the arena was already taken ({self.arena_bytes} bytes); this is a bug, please report it"
             )
-        free, _ = _call(self.driver, "cuMemGetInfo")
+        free = self.free_bytes()
         if size > free:
             raise DeviceError(
-                f"GPU {self.info.index} ({self.info.name}): {size >> 20} MiB are needed and {int(free) >> 20} MiB are free; "
+                f"GPU {self.info.index} ({self.info.name}): {size >> 20} MiB are needed and {free >> 20} MiB are free; "
                 "lower batch.slots or model.max_seq_len, or stop other programs that use this GPU"
             )
         address = _call(self.driver, "cuMemAlloc", size)
         self._undo.append(lambda: self.driver.cuMemFree(address))
         self.arena, self.arena_bytes = int(address), size
         return self.arena
+
+    def free_bytes(self) -> int:
+        """Device memory that nobody holds now."""
+        free, _ = _call(self.driver, "cuMemGetInfo")
+        return int(free)
 
     def load(self, folder: Path) -> tuple[Kernel, ...]:
         """Load all kernels of `folder`, which kernels_cu/build.py wrote.
@@ -251,9 +257,21 @@ class CudaDevice:
         return module
 
     def _kernel(self, module: Any, name: str) -> Kernel:
-        """One kernel. build.py made sure that it has exactly one parameter."""
+        """One kernel, allowed all the shared memory that a block can have.
+
+        build.py made sure that it has exactly one parameter.
+        """
         function = _call(self.driver, "cuModuleGetFunction", module, name.encode())
         _, size = _call(self.driver, "cuFuncGetParamInfo", function, 0)
+        attribute = self.driver.CUfunction_attribute
+        static = _call(self.driver, "cuFuncGetAttribute", attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)
+        _call(
+            self.driver,
+            "cuFuncSetAttribute",
+            function,
+            attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+            self.info.block_shared_bytes - int(static),
+        )
         return Kernel(name, int(function), int(size))
 
 
@@ -311,6 +329,7 @@ def _inspect(driver: Any, index: int) -> DeviceInfo:
         driver_api=int(_call(driver, "cuDriverGetVersion")),
         total_bytes=total,
         multiprocessors=read("MULTIPROCESSOR_COUNT"),
+        block_shared_bytes=read("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
     )
 
 

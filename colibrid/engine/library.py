@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LIBRARY_FOLDER = Path(__file__).parent / "lib"
 LIBRARY_NAME = "libcolibri.so"
 MODULES_NAME = "modules.json"
+CUBIN_FOLDER = LIBRARY_FOLDER / "cubins"  # of kernels_cu/build.py; absent in a wheel for the CPU only
 _BUILD_HINT = "build it with `make lib`, or install the package with `pip install .`"
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _COPY_BYTES = 1 << 20

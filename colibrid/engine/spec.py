@@ -51,6 +51,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tier_weights: TierSpec
     tier_kv: TierSpec
     tier_temp: TierSpec
+    kv_tokens: int = 0  # of the KV tier; 0: what tier_kv says
 
 
 def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostCpus | None = None) -> EngineSpec:
@@ -73,16 +74,19 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
     if settings.experts.per_token is not None and settings.experts.per_token > own:
         raise ConfigError(f"experts.per_token is {settings.experts.per_token}, but the model uses {own}; lower it")
     tiers = settings.memory.tiers
+    if settings.memory.kv_tokens is not None and tiers.kv.bytes != "auto":
+        raise ConfigError("memory.kv_tokens and memory.tiers.kv.bytes both size the KV cache; leave one of them out")
+    device: Literal["cpu", "cuda"] = "cuda" if settings.engine.device == "cuda" else "cpu"
     cpus = cpus or host_cpus()
     threads = cpus.auto_threads if settings.engine.threads == "auto" else settings.engine.threads
     return EngineSpec(
         pack_dir=pack_dir,
-        device="cuda" if settings.engine.device == "cuda" else "cpu",
+        device=device,
         slots=batch.slots,
         max_seq_len=max_seq_len,
         prefill_chunk=batch.prefill_chunk,
         prefill_tokens=batch.prefill_tokens,
-        kv_precision="fp16" if settings.kv.precision == "fp16" else "fp32",
+        kv_precision=_kv_precision(settings, device),
         max_tokens_per_expert=settings.experts.max_tokens_per_expert or 0,
         weights=settings.model.weights,
         dummy_seed=settings.model.dummy_seed,
@@ -92,11 +96,18 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
         tier_weights=_tier("weights", tiers.weights, 2 * _MIB),
         tier_kv=_tier("kv", tiers.kv, 64 * _KIB),
         tier_temp=_tier("temp", tiers.temp, 4 * _KIB),
+        kv_tokens=settings.memory.kv_tokens or 0,
     )
 
 
+def _kv_precision(settings: Settings, device: str) -> Literal["fp32", "fp16"]:
+    if settings.kv.precision == "auto":
+        return "fp16" if device == "cuda" else "fp32"
+    return settings.kv.precision
+
+
 def device_name(spec: EngineSpec) -> str:
-    """The device for people: "cpu, 2 threads"."""
+    """The CPU for people: "cpu, 2 threads"."""
     return f"{spec.device}, {spec.threads} thread{'s' if spec.threads > 1 else ''}"
 
 

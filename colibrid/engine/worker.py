@@ -22,15 +22,21 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from colibrid.engine import abi, control
 from colibrid.engine.channel import EngineChannel
 from colibrid.engine.configure import EngineSetup
+from colibrid.engine.cubins import DeviceError
 from colibrid.engine.host_memory import available_bytes
 from colibrid.engine.library import InstallError, KernelModules, Library
 from colibrid.engine.spec import device_name
 from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
 from colibrid.model.pack import open_pack
+
+if TYPE_CHECKING:
+    from colibrid.engine.spec import EngineSpec
+    from colibrid.engine.state import MemoryPlan
 
 EXIT_STOPPED = 0
 EXIT_ENGINE = 70
@@ -111,8 +117,6 @@ def _open_engine(
 ) -> ctypes.c_void_p:
     """Everything from the pack's description to a Ready frame. What must outlive the engine goes to `stack`."""
     spec = message.spec
-    if spec.device != "cpu":
-        raise ConfigError(f"engine.device is {spec.device}, but this version serves from the CPU only; set it to cpu")
     channel_fd, command_fd, event_fd = fds
     started = time.monotonic()
     pack = open_pack(Path(spec.pack_dir), backend=spec.device, check_files=spec.weights == "files")
@@ -120,7 +124,7 @@ def _open_engine(
     pack_ms = _since(started)
     channel = EngineChannel(library, channel_fd, message.channel)
     stack.callback(channel.close)
-    plan = setup.fit(available_bytes())
+    plan, device = _take_device(sock, setup, spec, channel, stack)
     wanted = spec.slots * spec.max_seq_len
     if plan.kv_tokens < wanted:
         limited = control.Log(
@@ -137,9 +141,28 @@ def _open_engine(
         setup.config.channel_base = channel.base
         setup.config.channel_bytes = channel.size
         engine = _open(library, setup, spec.pack_dir if spec.weights == "files" else None)
-    ready = control.Ready(memory=plan, device=device_name(spec), pack_ms=pack_ms, open_ms=_since(started))
+    ready = control.Ready(memory=plan, device=device, pack_ms=pack_ms, open_ms=_since(started))
     control.send(sock, ready)
     return engine
+
+
+def _take_device(
+    sock: socket.socket, setup: EngineSetup, spec: EngineSpec, channel: EngineChannel, stack: ExitStack
+) -> tuple[MemoryPlan, str]:
+    """The engine's memory bill on the device that the spec names, and the device for people."""
+    if spec.device == "cpu":
+        return setup.fit(available_bytes()), device_name(spec)
+    # Imported here: a CPU engine does without.
+    from colibrid.engine.gpu import attach_gpu  # noqa: PLC0415
+
+    def warn(text: str) -> None:
+        control.send(sock, control.Log(level="warning", event="gpu", fields={"text": text}))
+
+    try:
+        plan, name = attach_gpu(setup, channel, stack, warn=warn)
+    except DeviceError as error:
+        raise ConfigError(str(error)) from error
+    return plan, f"cuda, {name}"
 
 
 def _open(library: Library, setup: EngineSetup, pack_dir: str | None) -> ctypes.c_void_p:

@@ -31,6 +31,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     hub_cache: Path  # Hugging Face's own cache: models--org--name folders
     dtype: Dtype = "auto"
     weights: Literal["files", "dummy"] = "files"
+    backend: Literal["cpu", "cuda"] = "cpu"  # whose packs are wanted
 
 
 class Located(msgspec.Struct, frozen=True):
@@ -59,7 +60,7 @@ def resolve(model: str | None, options: CacheOptions, *, crc32c: Crc32c, progres
     if located.is_pack:
         return Resolved(located.path, located.name, converted=False)
     dummy = options.weights == "dummy"
-    key = fingerprint(located.path, options.dtype, located.name, weights=not dummy)
+    key = fingerprint(located.path, options.dtype, located.name, options.backend, weights=not dummy)
     kind = "dummy.colibri" if dummy else "colibri"
     target = options.cache_dir / f"{_file_name(located.name)}-{key[:_KEY_DIGITS]}.{kind}"
     if is_pack(target):
@@ -124,9 +125,18 @@ def _make(located: Located, target: Path, options: CacheOptions, crc32c: Crc32c,
 
     try:
         if options.weights == "dummy":
-            write_dummy_pack(located.path, target, options.dtype, located.name)
+            write_dummy_pack(located.path, target, options.dtype, located.name, options.backend)
         else:
-            convert(located.path, target, options.dtype, progress, crc32c=crc32c, name=located.name, wait=True)
+            convert(
+                located.path,
+                target,
+                options.dtype,
+                progress,
+                crc32c=crc32c,
+                backend=options.backend,
+                name=located.name,
+                wait=True,
+            )
     except PackExistsError:  # another process made it while this one waited
         return False
     return True

@@ -19,12 +19,13 @@ from colibrid.model.pack_writer import open_writer
 if TYPE_CHECKING:
     from pathlib import Path
 
-BACKEND: Backend = "cpu"  # its files are never read, but the description is checked like any other
 _PRECISION_OF: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
-def dummy_manifest(folder: Path, dtype: Dtype = "auto", name: str | None = None) -> Manifest:
+def dummy_manifest(folder: Path, dtype: Dtype = "auto", name: str | None = None, backend: Backend = "cpu") -> Manifest:
     """The description of the model that the folder's config.json asks for. auto: bf16 unless config.json says another.
+
+    Its files are never read, but the description is checked like any other.
 
     ModelError: config.json is unreadable, or asks for something that is not supported.
     """
@@ -35,7 +36,7 @@ def dummy_manifest(folder: Path, dtype: Dtype = "auto", name: str | None = None)
     precision = _PRECISION_OF.get(str(said), "bf16") if dtype == "auto" else dtype
     return Manifest(
         version=PACK_VERSION,
-        backend=BACKEND,
+        backend=backend,
         family=family.architecture,
         name=name or folder.resolve().name,
         precision=precision,
@@ -43,16 +44,18 @@ def dummy_manifest(folder: Path, dtype: Dtype = "auto", name: str | None = None)
         hyperparameters=description.hyperparameters,
         layers=description.layers,
         files=layout.planned_files(
-            description.hyperparameters, description.layers, precision, layout.LAYOUT_OF[BACKEND]
+            description.hyperparameters, description.layers, precision, layout.LAYOUT_OF[backend]
         ),
         text=text_files(folder, config),
     )
 
 
-def write_dummy_pack(src: Path, dst: Path, dtype: Dtype = "auto", name: str | None = None) -> Manifest:
+def write_dummy_pack(
+    src: Path, dst: Path, dtype: Dtype = "auto", name: str | None = None, backend: Backend = "cpu"
+) -> Manifest:
     """Writes colibri.json and the texts to DST. PackExistsError, ModelError: as in convert."""
-    manifest = dummy_manifest(src, dtype, name)
-    key = fingerprint(src, dtype, manifest.name, BACKEND, weights=False)
+    manifest = dummy_manifest(src, dtype, name, backend)
+    key = fingerprint(src, dtype, manifest.name, backend, weights=False)
     with open_writer(dst, key, _no_checksum, wait=True) as writer:
         writer.resume(())
         for text in TEXT_FILES:

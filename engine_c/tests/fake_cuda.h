@@ -18,12 +18,17 @@
 #include "../src/driver_cuda_types.h"
 
 #define FAKE_ERROR 719 /* CUDA_ERROR_LAUNCH_FAILED */
-#define FAKE_MAX_NODES 16u
+#define FAKE_MAX_NODES 256u
 #define FAKE_MAX_ARGS 256u
 #define FAKE_MAX_PENDING 8u
 
+/* Runs a kernel block by block, for kernels that are more than a function of their arguments. */
+typedef void (*fake_launcher)(void (*run)(const void* args), const void* args, const uint32_t grid[3],
+                              const uint32_t block[3], uint32_t shared_bytes);
+
 typedef struct fake_kernel {
   void (*run)(const void* args);
+  fake_launcher launcher; /* NULL: run is called once */
   uint32_t args_bytes;
   uint32_t launches; /* runs so far */
 } fake_kernel;
@@ -34,6 +39,9 @@ typedef struct fake_node {
   fake_node_kind kind;
   fake_kernel* kernel;
   uint32_t programmatic;
+  uint32_t grid[3];
+  uint32_t block[3];
+  uint32_t shared_bytes;
   unsigned char args[FAKE_MAX_ARGS];
   void* to;
   const void* from;
@@ -72,7 +80,11 @@ static inline clb_cu_result fake_call(void) {
 static inline void fake_run(fake_node* node) {
   if (node->kind == FAKE_KERNEL) {
     node->kernel->launches++;
-    node->kernel->run(node->args);
+    if (node->kernel->launcher != NULL) {
+      node->kernel->launcher(node->kernel->run, node->args, node->grid, node->block, node->shared_bytes);
+    } else {
+      node->kernel->run(node->args);
+    }
   } else if (node->kind == FAKE_COPY) {
     (void)memcpy(node->to, node->from, node->bytes);
   } else {
@@ -115,7 +127,12 @@ static inline clb_cu_result fake_set_current(void* context) {
 
 static inline clb_cu_result fake_launch(const clb_cu_launch_config* config, void* function, void** parameters,
                                         void** extra) {
-  fake_node node = {.kind = FAKE_KERNEL, .kernel = function, .programmatic = config->attribute_count};
+  fake_node node = {.kind = FAKE_KERNEL,
+                    .kernel = function,
+                    .programmatic = config->attribute_count,
+                    .grid = {config->grid_x, config->grid_y, config->grid_z},
+                    .block = {config->block_x, config->block_y, config->block_z},
+                    .shared_bytes = config->shared_bytes};
   const clb_cu_result code = fake_call();
   if (code != CLB_CU_SUCCESS) return code;
   if (extra != NULL || node.kernel->args_bytes > FAKE_MAX_ARGS) return FAKE_ERROR;

@@ -51,7 +51,7 @@ def test_equal_seeds_give_equal_texts(bundled_pack: Pack) -> None:
     ("arguments", "code", "text"),
     [(["", "--max-tokens", "1"], 1, "the prompt is empty"),
      (["x", "--max-tokens", "2048"], 1, "more than the context of 2048"),
-     (["x", "--device", "cuda"], 78, "serves from the CPU only"),
+     (["x", "--device", "cuda"], 78, "engine.device is cuda, but"),
      (["x", "y"], 2, "[MODEL] PROMPT"),
      (["x", "--temperature", "3"], 2, "--temperature")],
 )  # fmt: skip

@@ -301,7 +301,7 @@ def test_occupied_port_is_one_line(daemon: DaemonProcess, model: str) -> None:
     [(["--host", "0.0.0.0"], "no API key is set"),
      (["--host", "192.0.2.1", "--api-key", "long-enough-key"], "is not an address of this machine"),
      (["--host", "no such host", "--api-key", "long-enough-key"], "is not an address or a known name"),
-     (["--device", "cuda"], "serves from the CPU only"),
+     (["--device", "cuda"], "engine.device is cuda, but"),
      (["--num-layers", "7"], "--num-layers is 7, but hummingbird-13m has 6"),
      (["--num-experts", "16"], "--num-experts is 16, but hummingbird-13m has 8"),
      (["--max-seq-len", "4096"], "model.max_seq_len is 4096"),

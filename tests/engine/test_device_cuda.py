@@ -35,6 +35,7 @@ class Attribute(IntEnum):
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
+    CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
 
 
 class Bindings:
@@ -42,6 +43,9 @@ class Bindings:
 
     CUresult = Result
     CUdevice_attribute = Attribute
+    CUfunction_attribute = SimpleNamespace(
+        CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES=1, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8
+    )
     CUstream_flags = SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
     CU_MEMHOSTREGISTER_DEVICEMAP = 2
     CU_MEMHOSTALLOC_DEVICEMAP = 2
@@ -51,7 +55,8 @@ class Bindings:
         self.fail: dict[str, Result] = {}
         self.version = 13000
         self.count = 1
-        self.attributes = {75: 9, 76: 0, 16: 132}
+        self.attributes = {75: 9, 76: 0, 16: 132, 97: 232448}
+        self.dynamic_shared: list[int] = []  # what kernels were allowed
         self.free = 1 << 30
         self.missing_entry = ""
         self._pinned: list[Any] = []
@@ -64,13 +69,15 @@ class Bindings:
             "cuDeviceGet": (0,), "cuDeviceGetName": (b"Testor 9000\0\0",), "cuDeviceTotalMem": (2 << 30,),
             "cuDevicePrimaryCtxRetain": (0xC0,), "cuStreamCreate": (0x57,), "cuMemGetInfo": (self.free, 2 << 30),
             "cuMemAlloc": (0xA000,), "cuModuleLoadData": (0x30D,), "cuModuleGetFunction": (0xF0,),
-            "cuFuncGetParamInfo": (0, 64), "cuMemHostGetDevicePointer": (0xD000,),
+            "cuFuncGetParamInfo": (0, 64), "cuFuncGetAttribute": (448,), "cuMemHostGetDevicePointer": (0xD000,),
         }.get(name, ())  # fmt: skip
 
         def call(*arguments: Any) -> tuple[Any, ...]:
             self.log.append(name)
             if name in self.fail:
                 return (self.fail[name], *(None for _ in values))
+            if name == "cuFuncSetAttribute":
+                self.dynamic_shared.append(arguments[2])
             if name == "cuDeviceGetAttribute":
                 return (Result.CUDA_SUCCESS, self.attributes[int(arguments[0])])
             if name == "cuGetErrorName":
@@ -168,7 +175,7 @@ def test_an_old_gpu_is_refused_by_name(driver: Bindings) -> None:
 
 def test_probe_tells_what_the_gpu_is(driver: Bindings) -> None:
     """Name, capability, memory and versions come back."""
-    assert device_cuda.probe() == device_cuda.DeviceInfo(0, "Testor 9000", (9, 0), 13000, 2 << 30, 132)
+    assert device_cuda.probe() == device_cuda.DeviceInfo(0, "Testor 9000", (9, 0), 13000, 2 << 30, 132, 232448)
 
 
 def test_close_undoes_everything_in_reverse(driver: Bindings, kernels: Path) -> None:

@@ -240,10 +240,10 @@ async def test_settings_that_c_refuses_are_final(make: Make, spec: EngineSpec) -
         await supervisor.wait_ready()
 
 
-async def test_a_device_that_is_not_served_yet_is_final(make: Make, spec: EngineSpec) -> None:
-    """The worker refuses to pass off the CPU as a GPU."""
+async def test_a_pack_for_another_device_is_final(make: Make, spec: EngineSpec) -> None:
+    """The worker does not read a CPU's pack for a GPU; starting again would not help."""
     supervisor, _ = make(msgspec.structs.replace(spec, device="cuda"))
-    with pytest.raises(ConfigError, match=r"engine\.device is cuda"):
+    with pytest.raises(ModelError, match="for the cpu backend, not for cuda"):
         await supervisor.wait_ready()
 
 
