@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-#include "assert.h"
+#include "invariant.h"
 
 enum { RUN_FREE = 0, RUN_FILLING = 1, RUN_PUBLISHED = 2 };
 

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#include "assert.h"
+#include "invariant.h"
 
 #define ALIGN UINT64_C(64)
 

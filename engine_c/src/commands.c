@@ -6,8 +6,8 @@
  */
 #include <string.h>
 
-#include "assert.h"
 #include "engine_internal.h"
+#include "invariant.h"
 #include "sampler.h"
 
 enum { KNOWN_FLAGS = CLB_REQ_LOGPROBS | CLB_REQ_PROMPT_LOGPROBS | CLB_REQ_MASKED };

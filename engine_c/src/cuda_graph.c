@@ -3,8 +3,8 @@
  */
 #include <stdio.h>
 
-#include "assert.h"
 #include "cuda_internal.h"
+#include "invariant.h"
 
 #define NAME_BYTES 48u
 

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "assert.h"
 #include "cuda_internal.h"
+#include "invariant.h"
 
 #define DUMMY_BLOCKS_MAX 65535u
 #define BLOCK_ALIGNMENT 256u

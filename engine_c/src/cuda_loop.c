@@ -13,8 +13,8 @@
 #include <string.h>
 
 #include "../cpu/pause.h"
-#include "assert.h"
 #include "cuda_internal.h"
+#include "invariant.h"
 
 enum { SPINS_BETWEEN_QUERIES = 4096 }; /* of the mailbox: some hundred microseconds */
 

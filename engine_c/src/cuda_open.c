@@ -3,8 +3,8 @@
  */
 #include <string.h>
 
-#include "assert.h"
 #include "cuda_internal.h"
+#include "invariant.h"
 
 #define HOST_ALIGNMENT 64u
 

@@ -9,8 +9,8 @@
  */
 #include <stddef.h>
 
-#include "assert.h"
 #include "cuda_internal.h"
+#include "invariant.h"
 #include "sampler.h"
 
 static int32_t put(struct clb_cuda* cuda, uint64_t offset, const void* from, uint64_t bytes) {

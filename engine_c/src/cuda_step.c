@@ -6,8 +6,8 @@
  */
 #include <stddef.h>
 
-#include "assert.h"
 #include "cuda_internal.h"
+#include "invariant.h"
 
 /* Blocks of the kernels that share out row tiles themselves: as many as run at once. */
 #define BLOCKS_PER_MULTIPROCESSOR 2u

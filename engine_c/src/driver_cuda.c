@@ -11,8 +11,8 @@
 #include <string.h>
 
 #include "../../kernels_cu/abi.h"
-#include "assert.h"
 #include "driver_cuda_types.h"
+#include "invariant.h"
 #include "loader_internal.h" /* clb_fail */
 
 static const clb_cuda_entries* entries_of(const clb_driver* driver) {

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "assert.h"
+#include "invariant.h"
 #include "loader_internal.h"
 #include "number.h"
 

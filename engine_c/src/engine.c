@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "assert.h"
 #include "engine_internal.h"
+#include "invariant.h"
 
 static unsigned char* next_part(unsigned char** at, uint64_t bytes) {
   unsigned char* const part = *at;

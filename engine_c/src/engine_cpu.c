@@ -3,8 +3,8 @@
  */
 #include <string.h>
 
-#include "assert.h"
 #include "engine_internal.h"
+#include "invariant.h"
 
 #define HUGE_PAGE_BYTES 2097152u
 

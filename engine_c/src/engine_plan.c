@@ -6,8 +6,8 @@
  */
 #include <string.h>
 
-#include "assert.h"
 #include "engine_internal.h"
+#include "invariant.h"
 #include "sampler.h"
 
 #define CLB_MAX_STEP_TOKENS 65536u /* rows of one prefill step */

@@ -4,7 +4,7 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#include "assert.h"
+#include "invariant.h"
 #include "loader_internal.h" /* clb_fail */
 
 static uint64_t round_up(uint64_t bytes) { return (bytes + 63u) & ~UINT64_C(63); }

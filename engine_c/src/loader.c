@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "assert.h"
+#include "invariant.h"
 #include "loader_internal.h"
 
 #define DUMMY_ALIGNMENT 256u /* of sections that the loader lays out itself */

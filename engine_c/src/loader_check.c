@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "assert.h"
+#include "invariant.h"
 #include "loader_internal.h"
 
 int32_t clb_fail(clb_error* error, int32_t status, const char* format, ...) {

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "assert.h"
+#include "invariant.h"
 #include "loader_internal.h"
 
 #define BLOCK_ALIGNMENT 256u /* of a repacked section */

@@ -14,10 +14,10 @@
 #include <stdbool.h>
 #include <unistd.h>
 
-#include "assert.h"
 #include "clock.h"
 #include "engine_internal.h"
 #include "float_mode.h"
+#include "invariant.h"
 
 enum {
   SPIN_NS = 50000,

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "assert.h"
+#include "invariant.h"
 
 #define HUGE_BYTES 2097152u
 

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "assert.h"
+#include "invariant.h"
 
 enum { NODE_SPARE = 0, NODE_FREE = 1, NODE_USED = 2 };
 

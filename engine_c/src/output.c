@@ -8,8 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "assert.h"
 #include "engine_internal.h"
+#include "invariant.h"
 #include "sampler.h"
 
 void clb_push_event(clb_engine* engine, const clb_event* event) {

@@ -10,8 +10,8 @@
 #include <string.h>
 
 #include "../cpu/lanes.h"
-#include "assert.h"
 #include "exact_math.h"
+#include "invariant.h"
 
 static void check_args(const clb_routing_args* args) {
   CLB_ASSERT(args != NULL);

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "../cpu/lanes.h"
-#include "assert.h"
+#include "invariant.h"
 
 #define DIGIT_BITS 11u /* 32 bits of a value = digits of 11, 11 and 10 bits */
 #define BUCKETS ((uint32_t)1 << DIGIT_BITS)

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "assert.h"
+#include "invariant.h"
 
 /* A column of a tile costs one unit a token (a multiplication of 16 numbers) and READ_COST units to be read. */
 enum {

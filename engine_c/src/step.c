@@ -21,7 +21,7 @@
 #include "../cpu/norm.h"
 #include "../cpu/rope.h"
 #include "../cpu/vector.h"
-#include "assert.h"
+#include "invariant.h"
 #include "step_internal.h"
 
 enum { LEAST_OPERATIONS = 32768 /* of an item that is no matrix product: some microseconds */ };

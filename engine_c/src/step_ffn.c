@@ -4,8 +4,8 @@
 
 #include "../cpu/lanes.h"
 #include "../cpu/vector.h"
-#include "assert.h"
 #include "exact_math.h"
+#include "invariant.h"
 #include "routing.h"
 #include "step_internal.h"
 

@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 #include "../cpu/pause.h"
-#include "assert.h"
 #include "clock.h"
 #include "float_mode.h"
+#include "invariant.h"
 
 enum {
   YIELD_NS = 4000, /* longer than most waits between two lists of a step */

@@ -1,6 +1,6 @@
 /* Time of one allocation and one free in a fragmented tier, and of the conservation check. */
-#include "assert.h"
 #include "bench.h"
+#include "invariant.h"
 #include "memory_pool.h"
 #include "test.h"
 

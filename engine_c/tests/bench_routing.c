@@ -6,8 +6,8 @@
  */
 #include <stdlib.h>
 
-#include "assert.h"
 #include "bench.h"
+#include "invariant.h"
 #include "routing.h"
 #include "test.h"
 

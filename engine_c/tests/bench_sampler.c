@@ -1,8 +1,8 @@
 /* Time of one sampled token by vocabulary and setting: sampler.h on random logits. */
 #include <stdlib.h>
 
-#include "assert.h"
 #include "bench.h"
+#include "invariant.h"
 #include "sampler.h"
 #include "test.h"
 

@@ -1,8 +1,8 @@
 /* What a list of items costs: threads.h with empty items, and with items of some microseconds to share. */
 #include <stdlib.h>
 
-#include "assert.h"
 #include "bench.h"
+#include "invariant.h"
 #include "threads.h"
 
 typedef struct list {

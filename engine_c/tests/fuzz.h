@@ -16,7 +16,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "assert.h"
+#include "invariant.h"
 #include "test.h"
 
 #define CLB_FUZZ_LONGEST 4096u

@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "assert.h"
 #include "fuzz.h"
+#include "invariant.h"
 #include "loader_internal.h"
 #include "tiny_model.h"
 
