@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["fp32", "fp16"]
 
+COLIBRID = (sys.executable, "-m", "colibrid.cli")
 READY_S = 120.0
 CONTEXT = 1024  # tokens of each slot, prompt and answer; both sides
 
@@ -122,7 +123,12 @@ def colibrid_bench(setup: Setup, weights: Weights, prompts: Sequence[int], steps
     return {"rates": rates, "decode": decode["rows"][0]}
 
 
-COLIBRID = (sys.executable, "-m", "colibrid.cli")
+def colibrid_sweep(setup: Setup, weights: Weights, slots: str, prompts: str) -> dict[str, Any]:
+    """The document of `colibrid bench engine` over these numbers of slots and lengths of prompt."""
+    command = ["bench", "engine", str(weights.checkpoint), *_settings(setup, weights), "--json"]
+    document = json.loads(_run([*COLIBRID, *command, "--slots", slots, "--prompt-tokens", prompts, "--repeat", "3"]))
+    assert isinstance(document, dict), "an object"
+    return document
 
 
 @contextlib.contextmanager
