@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -235,7 +236,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for weights; kept, 4 GB")
     parser.add_argument("--out", type=Path, help="folder of the results; default: that of --work")
     parser.add_argument("--threads", type=int, default=2, help="of both sides (default 2)")
-    parser.add_argument("--machine", default=machine_name(), help="its name in the results")
+    parser.add_argument("--machine", default=machine_name(len(os.sched_getaffinity(0))), help="its name in the results")
     parser.add_argument("--quick", action="store_true", help="a short run that shows whether everything works")
 
 

@@ -195,6 +195,7 @@ def free_port() -> int:
 
 def _settings(setup: Setup, weights: Weights) -> list[str]:
     pairs = (
+        "engine.device=cpu",
         f"model.dtype={weights.precision}",
         f"model.cache_dir={setup.work / 'packs'}",
         f"engine.threads={setup.threads}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +13,14 @@ import msgspec
 from colibrid import __version__
 from colibrid.cli.options import engine_options, load_settings
 from colibrid.config.environment import read_environment
+from colibrid.config.load import BUILT_IN
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from colibrid.cli.engine_bench import EngineBench, Load, Row
+    from colibrid.config.load import Loaded
     from colibrid.config.settings import Settings
     from colibrid.engine.spec import EngineSpec
     from colibrid.model.manifest import Manifest
@@ -67,13 +70,26 @@ def engine(
     slots = _numbers("--slots", slot_list, _MAX_SLOTS)
     prompts = _numbers("--prompt-tokens", prompt_list, _MAX_PROMPT)
     sets = (*sets, f"batch.slots={max(slots)}", *(("model.weights=dummy",) if dummy else ()))
-    settings = load_settings(read_environment(), config_file, sets, given).settings
+    cpus = os.sched_getaffinity(0)  # now: an engine pins the thread that opens it
+    settings = _quiet(load_settings(read_environment(), config_file, sets, given))
     loads = [
         Load(slots=count, prompt_tokens=prompt, steps=steps, repeat=repeat) for prompt in prompts for count in slots
     ]
     spec, manifest, opened = _open(settings, model, loads)
     with opened:
-        _measure(opened, spec, manifest, loads, as_json=as_json)
+        _measure(opened, spec, manifest, loads, cpus, as_json=as_json)
+
+
+def _quiet(loaded: Loaded) -> Settings:
+    """Its output is the measurement: without a level in the configuration only warnings are logged."""
+    from colibrid.ops.logging import configure  # noqa: PLC0415
+
+    settings = loaded.settings
+    if loaded.origins["logging.level"] == BUILT_IN:
+        quiet = msgspec.structs.replace(settings.logging, level="warning")
+        settings = msgspec.structs.replace(settings, logging=quiet)
+    configure(settings.logging)
+    return settings
 
 
 def _open(settings: Settings, model: str | None, loads: Sequence[Load]) -> tuple[EngineSpec, Manifest, EngineBench]:
@@ -88,6 +104,8 @@ def _open(settings: Settings, model: str | None, loads: Sequence[Load]) -> tuple
     library = Library()
     environment = read_environment()
     settings = settled(settings, model, environment, library)
+    if settings.engine.device == "cuda":
+        raise ConfigError("bench engine measures the CPU engine only; add --device cpu")
     resolved = resolve_model(model, settings, environment, library)
     manifest = open_pack(resolved.path, check_files=settings.model.weights == "files").manifest
     spec = make_spec(settings, str(resolved.path), manifest)
@@ -102,12 +120,12 @@ def _open(settings: Settings, model: str | None, loads: Sequence[Load]) -> tuple
 
 
 def _measure(
-    opened: EngineBench, spec: EngineSpec, manifest: Manifest, loads: Sequence[Load], *, as_json: bool
+    opened: EngineBench, spec: EngineSpec, manifest: Manifest, loads: Sequence[Load], cpus: set[int], *, as_json: bool
 ) -> None:
     from colibrid.cli.bench_bandwidth import PROBE_BYTES, BandwidthProbe, probe_threads  # noqa: PLC0415
     from colibrid.cli.bench_report import engine_head, engine_line, machine_name  # noqa: PLC0415
 
-    probe = BandwidthProbe(probe_threads(opened.threads), PROBE_BYTES)
+    probe = BandwidthProbe(probe_threads(opened.threads, len(cpus)), PROBE_BYTES, cpus)
     opened.warm_up()
     if not as_json:
         for line in engine_head(manifest, spec, opened.threads, probe.threads, probe.measure()):
@@ -120,7 +138,7 @@ def _measure(
     if as_json:
         document = {
             "version": __version__,
-            "machine": machine_name(),
+            "machine": machine_name(len(cpus)),
             "model": manifest.name,
             "family": manifest.family,
             "weights": "random" if spec.weights == "dummy" else "files",

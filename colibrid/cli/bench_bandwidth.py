@@ -16,11 +16,11 @@ class BandwidthProbe:
     """A buffer of `size` bytes that `threads` threads read together, each its own part.
 
     A maximum over 32-bit numbers is the reading that runs closest to the memory (as fast as 64-byte loads by hand).
-    The threads may use the CPUs that the process had when the probe was made, whatever was pinned since.
+    The threads may use `cpus`, whatever the caller was pinned to: an engine pins the thread that opens it.
     """
 
-    def __init__(self, threads: int, size: int) -> None:
-        self._cpus = os.sched_getaffinity(0)
+    def __init__(self, threads: int, size: int, cpus: set[int]) -> None:
+        self._cpus = cpus
         self._parts = np.array_split(np.ones(max(size // 4, threads), dtype=np.int32), threads)
 
     @property
@@ -57,6 +57,6 @@ class BandwidthProbe:
         return max(ends) - started
 
 
-def probe_threads(engine_threads: int) -> int:
+def probe_threads(engine_threads: int, cpus: int) -> int:
     """As many as the engine has, and two where there are two CPUs: one alone does not always fill the memory bus."""
-    return max(engine_threads, min(2, len(os.sched_getaffinity(0))))
+    return max(engine_threads, min(2, cpus))

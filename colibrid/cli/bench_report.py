@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
     from colibrid.model.manifest import Manifest
 
 
-def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's own name and how many of its CPUs this process may use."""
+def machine_name(cpus: int, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's own name and how many of its CPUs are used."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} CPUs"
+    return f"{names[0] if names else platform.machine()}, {_count(cpus, 'CPU')}"
 
 
 def engine_head(

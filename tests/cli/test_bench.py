@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from colibrid.cli import bench_bandwidth
 from colibrid.cli.engine_bench import Load
 from colibrid.cli.main import run
+from colibrid.engine import gpu
+from colibrid.engine.cubins import DeviceError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +30,7 @@ def small_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measure(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     """The JSON document of one run."""
-    assert run(["bench", "engine", *arguments, "--json"]) == 0
+    assert run(["bench", "engine", *arguments, "--device", "cpu", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert isinstance(document, dict)
     return document
@@ -77,12 +80,12 @@ def test_the_document_says_what_was_measured(bundled_pack: Pack, capsys: pytest.
     assert (document["device"], document["kv_precision"], document["layers"]) == ("cpu", "fp32", 6)
     assert document["threads"] >= 1
     assert document["probe_threads"] >= document["threads"]
-    assert document["machine"].endswith("CPUs")
+    assert document["machine"].endswith((f", {len(os.sched_getaffinity(0))} CPUs", ", 1 CPU"))
 
 
 def test_table_says_what_was_measured(bundled_pack: Pack, capsys: pytest.CaptureFixture[str]) -> None:
     """Model, precision, device, threads and bandwidth stand above one line a number of slots."""
-    assert run(["bench", "engine", str(bundled_pack.path), *SHORT]) == 0
+    assert run(["bench", "engine", str(bundled_pack.path), "--device", "cpu", *SHORT]) == 0
     lines = capsys.readouterr().out.splitlines()
     head = "\n".join(lines[:-2])
     for part in ("hummingbird-13m", "weights bf16", "cpu", "thread", "GB/s", "above floor", "tok/s"):
@@ -109,7 +112,7 @@ def test_random_weights_need_only_a_configuration_and_say_so(
     sets = ["--set", "model.dtype=fp32", "--set", f"model.cache_dir={tmp_path / 'cache'}"]
     document = measure(capsys, *arguments, *sets)
     assert (document["weights"], document["precision"], document["layers"]) == ("random", "fp32", 2)
-    assert run(["bench", "engine", *arguments, *sets]) == 0
+    assert run(["bench", "engine", "--device", "cpu", *arguments, *sets]) == 0
     assert "random weights, fp32" in capsys.readouterr().out
 
 
@@ -122,7 +125,7 @@ def test_impossible_measurements(
     bundled_pack: Pack, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Numbers that do not fit are refused with the limit."""
-    assert run(["bench", "engine", str(bundled_pack.path), *arguments]) == 78
+    assert run(["bench", "engine", "--device", "cpu", str(bundled_pack.path), *arguments]) == 78
     assert text in capsys.readouterr().err
 
 
@@ -131,3 +134,40 @@ def test_slots_that_start_first_have_room_until_the_last_has_started() -> None:
     load = Load(slots=32, prompt_tokens=128, steps=64, repeat=1)
     assert load.slack(512) == 8 + 4
     assert load.context(512) == 128 + 64 + 12
+
+
+def test_nothing_but_the_document_is_printed(
+    bundled_pack: Pack, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why the CPU was taken is said only if the configuration asks for such events, and never on stdout."""
+
+    def none() -> None:
+        raise DeviceError("no GPU")
+
+    monkeypatch.setattr(gpu, "find_gpu", none)
+    arguments = ["bench", "engine", str(bundled_pack.path), "--slots", "1", "--prompt-tokens", "2", "--steps", "1"]
+    for sets, said in (((), False), (("--set", "logging.level=info"), True)):
+        assert run([*arguments, "--json", *sets]) == 0
+        out, err = capfd.readouterr()
+        assert json.loads(out)["device"] == "cpu"
+        assert ("device_cpu" in err) == said
+
+
+def test_a_gpu_is_not_measured_as_if_it_were_a_cpu(
+    bundled_pack: Pack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the GPU would be taken, the message says how to measure the CPU."""
+    monkeypatch.setattr(gpu, "find_gpu", lambda: None)
+    assert run(["bench", "engine", str(bundled_pack.path), "--device", "cuda"]) == 78
+    assert "--device cpu" in capsys.readouterr().err
+
+
+def test_the_machine_is_named_before_the_engine_pins_a_thread(
+    bundled_pack: Pack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name counts the CPUs that the process was given."""
+    cpus = len(os.sched_getaffinity(0))
+    arguments = ["--slots", "1", "--prompt-tokens", "2", "--steps", "1", "--set", "engine.threads=2"]
+    document = measure(capsys, str(bundled_pack.path), *arguments)
+    assert document["machine"].endswith(f", {cpus} CPU" + ("s" if cpus > 1 else ""))
+    assert document["probe_threads"] == 2

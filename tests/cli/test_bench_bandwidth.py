@@ -18,7 +18,7 @@ def test_the_probe_reads_a_buffer_that_no_cache_holds() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_parts_make_up_the_buffer(threads: int) -> None:
     """Each thread reads its own part, and together they read all of it."""
-    probe = BandwidthProbe(threads, 1 << 20)
+    probe = BandwidthProbe(threads, 1 << 20, os.sched_getaffinity(0))
     assert probe.threads == threads
     assert sum(part.nbytes for part in probe._parts) == 1 << 20
     assert len({part.__array_interface__["data"][0] for part in probe._parts}) == threads
@@ -26,23 +26,18 @@ def test_parts_make_up_the_buffer(threads: int) -> None:
 
 def test_bandwidth_is_plausible() -> None:
     """A machine reads between 100 MB and 100 TB a second."""
-    assert 1e8 < BandwidthProbe(2, 64 << 20).measure() < 1e14
+    assert 1e8 < BandwidthProbe(2, 64 << 20, os.sched_getaffinity(0)).measure() < 1e14
 
 
-def test_a_pinned_caller_does_not_slow_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The threads take the CPUs of the time when the probe was made."""
-    cpus = os.sched_getaffinity(0)
+def test_a_pinned_caller_does_not_pin_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads take the CPUs that they were given, not those of the thread that starts them."""
     asked: list[object] = []
-    probe = BandwidthProbe(2, 1 << 20)
     monkeypatch.setattr(bench_bandwidth.os, "sched_setaffinity", lambda pid, mask: asked.append((pid, mask)))
-    probe._read_all()
-    assert asked == [(0, cpus), (0, cpus)]
+    BandwidthProbe(2, 1 << 20, {3, 5})._read_all()
+    assert asked == [(0, {3, 5}), (0, {3, 5})]
 
 
 @pytest.mark.parametrize(("engine", "cpus", "threads"), [(1, 1, 1), (1, 8, 2), (2, 2, 2), (6, 8, 6)])
-def test_as_many_threads_as_the_engine_but_two_where_possible(
-    engine: int, cpus: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_threads_as_the_engine_but_two_where_possible(engine: int, cpus: int, threads: int) -> None:
     """An engine of one thread is compared with what two can read."""
-    monkeypatch.setattr(bench_bandwidth.os, "sched_getaffinity", lambda _pid: set(range(cpus)))
-    assert probe_threads(engine) == threads
+    assert probe_threads(engine, cpus) == threads
