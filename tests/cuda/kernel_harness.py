@@ -23,8 +23,6 @@ import numpy as np
 from cuda_mirrors import Launch
 from numpy.typing import NDArray
 
-from colibrid.model.tiles import tiled
-
 Array = NDArray[Any]
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels_cu"
@@ -73,7 +71,7 @@ def build_emulator(folder: Path) -> ctypes.CDLL | None:
         target = folder / f"{source.stem}.o"
         objects.append(str(target))
         running.append(subprocess.Popen([compiler, *flags, "-x", "c++", "-c", str(source), "-o", str(target)]))
-    if any([process.wait() for process in running]):
+    if any(process.wait() for process in running):
         raise RuntimeError("the emulator does not compile")
     library = folder / "libemulated.so"
     subprocess.run([compiler, "-shared", "-o", str(library), *objects, "-lm"], check=True)
@@ -264,8 +262,11 @@ def relative(actual: Array, expected: Array) -> float:
 def mma_weights(values: Array, precision: str) -> tuple[Array, NDArray[np.float32]]:
     """(rows, cols) float32 -> the bytes of mma weights, and the values that they hold, float32."""
     bits = to_half(values, precision)
-    tiles = np.concatenate([block.reshape(-1) for block in tiled([bits], "mma")])
-    return tiles, from_half(bits, precision)
+    rows, cols = (-(-size // 16) * 16 for size in bits.shape)
+    padded = np.zeros((rows, cols), np.uint16)
+    padded[: bits.shape[0], : bits.shape[1]] = bits
+    parts = padded.reshape(rows // 16, 2, 8, cols // 16, 2, 4, 2)  # tile, half, g | tile, half, q, parity
+    return parts.transpose(0, 3, 2, 5, 4, 1, 6).reshape(-1), from_half(bits, precision)
 
 
 def normed(residual: Array, norm: Array, epsilon: float) -> NDArray[np.float64]:

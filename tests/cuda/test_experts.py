@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kernel_abi
 import kernel_harness as harness
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 EPSILON = 1e-6
 LIMIT = {"bf16": 5e-5, "fp16": 2e-5}

@@ -1,0 +1,202 @@
+"""Time the matrix kernels of kernels_cu/ on this machine's GPU 0: microseconds against the bytes that must be read.
+
+    python bench/gpu_kernels.py --cubins FOLDER --out results.json
+
+Each line is the median of replays of one graph that runs the kernel over as many sets of weights as leave the L2 cache
+useless, programmatic edges between. The roof is this run's own device-to-device copy. Shapes: Qwen3-30B-A3B (hidden
+2,048, 128 experts of 768, k 8) and Qwen1.5-MoE-A2.7B (60 experts of 1,408, k 4, shared 5,632), uniform routing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "cuda"), str(ROOT / "bench")]
+
+import cuda_harness  # noqa: E402 - found through the path above
+import kernel_abi  # noqa: E402 - found through the path above
+import kernel_harness as harness  # noqa: E402 - found through the path above
+import numpy as np  # noqa: E402 - found through the path above
+from gpu_bench import measure_copy  # noqa: E402 - found through the path above
+
+WEIGHT_BYTES = 6 << 30
+BLOCK = 64 << 20
+BATCHES = (1, 8, 32, 64)
+PROMPT = 2048
+EPSILON = 1e-6
+
+
+class Bench:
+    """Random weights, one buffer of each kind of activation, and the timing."""
+
+    def __init__(self, library: ctypes.CDLL, cubins: Path) -> None:
+        self.library = library
+        self.machine = harness.OnGpu(library, cubins, arena_bytes=18 << 30)
+        self.blocks = 2 * self.machine.gpu.device.info.multiprocessors
+        rng = np.random.default_rng(1)
+        bits = harness.to_half(rng.normal(0, 0.02, BLOCK // 2), "bf16")
+        self.weights = self.machine.put(bits)
+        driver = self.machine.gpu.device.driver
+        for _ in range(WEIGHT_BYTES // BLOCK - 1):
+            driver.cuMemcpyDtoD(self.machine.poisoned((BLOCK,), np.uint8).address, self.weights, BLOCK)
+        self.rng = rng
+        self.rows: list[dict[str, Any]] = []
+
+    def split(self, rows: int, cols: int) -> int:
+        return self.machine.put(harness.split_rows(self.rng.normal(0, 1, (rows, cols)).astype(np.float32), "bf16"))
+
+    def space(self, *shape: int) -> int:
+        return self.machine.put(np.zeros(shape, np.float32))
+
+    def time(
+        self, op: str, shape: str, launches: list[Any], kept: list[Any], *, moved: float, flops: float = 0
+    ) -> None:
+        array = (harness.Launch * len(launches))(*launches)
+        ms = np.zeros(30, np.float32)
+        driver = self.machine.driver
+        status = self.library.seam_time(
+            ctypes.byref(driver), self.machine.gpu.stream, ctypes.byref(array), len(launches), len(ms), ms.ctypes.data
+        )
+        assert status == 0, (op, status, driver.last_name)
+        assert kept
+        us = float(np.median(ms)) * 1e3 / len(launches)
+        self.rows.append({"op": op, "shape": shape, "us": us, "gbs": moved / us / 1e3, "tflops": flops / us / 1e6})
+
+    def linear(self, name: str, rows: int, cols: int, batch: int, *, residual: bool, many: bool = False) -> None:
+        bytes_each = rows * cols * 2
+        sets = min(48, WEIGHT_BYTES // bytes_each)
+        common = {
+            "input": self.split(batch, cols), "sumsq": self.space(batch, cols // 16) if not residual else 0,
+            "row_count": self.machine.put(np.array([batch], np.uint32)), "rows": rows, "cols": cols,
+            "sumsq_count": cols // 16, "epsilon": EPSILON, "output_stride": rows, "next_norm": self.space(rows),
+            "next_input": self.space(batch, rows), "next_sumsq": self.space(batch, rows // 16),
+            "residual" if residual else "output": self.space(batch, rows),
+        }  # fmt: skip
+        struct = kernel_abi.struct("clb_matmul_args")
+        args = [struct(weights=self.weights + i * bytes_each, **common) for i in range(sets)]
+        grid: Any = (-(-batch // 64), -(-rows // 128)) if many else min(rows // 16, self.blocks)
+        kernel = "clb_linear_many_bf16" if many else "clb_linear_bf16"
+        launches = [self.machine.launch(kernel, a, grid=grid, block=256, shared=65536) for a in args]
+        flops = 2.0 * batch * rows * cols
+        self.time(name, f"{rows} x {cols}, {batch} rows", launches, args, moved=bytes_each, flops=flops)
+
+    def layers(self, experts: int, hidden: int, width: int, shared: int) -> list[tuple[int, int]]:
+        """(experts table, shared table) of as many layers as fit."""
+        each = hidden * width * 2
+        layer_bytes = 3 * (experts * each + hidden * shared * 2)
+        made = []
+        for layer in range(max(1, WEIGHT_BYTES // layer_bytes)):
+            base = self.weights + layer * layer_bytes
+            table = base + np.arange(experts * 3).reshape(experts, 3) * each
+            own = base + experts * 3 * each + np.arange(3) * hidden * shared * 2
+            made.append((self.machine.put(table.astype(np.uint64)), self.machine.put(own.astype(np.uint64))))
+        return made
+
+    def experts(self, model: str, experts: int, k: int, hidden: int, width: int, shared: int, batch: int) -> None:
+        layers = self.layers(experts, hidden, width, shared)
+        choices = [np.argsort(self.rng.random((batch, experts)), 1)[:, :k].astype(np.uint32) for _ in range(24)]
+        common = {
+            "row_count": self.machine.put(np.array([batch], np.uint32)), "activation": self.split(batch * k, width),
+            "shared_activation": self.split(batch, shared) if shared else 0, "expert_count": experts, "k_max": k,
+            "hidden": hidden, "width": width, "shared_width": shared,
+        }  # fmt: skip
+        ups = {"input": self.split(batch, hidden), "sumsq": self.space(batch, hidden // 16), "epsilon": EPSILON}
+        downs = {
+            "weights": self.machine.put(np.full((batch, k), 0.1, np.float32)), "residual": self.space(batch, hidden),
+            "next_norm": self.space(hidden), "next_input": self.space(batch, hidden),
+            "next_sumsq": self.space(batch, hidden // 16),
+        }  # fmt: skip
+        results = batch * (1 + k) * 64 + batch * k * 4
+        up_launches, down_launches, kept = [], [], []
+        for i, choice in enumerate(choices):
+            table, own = layers[i % len(layers)]
+            mine = {"experts": table, "shared": own if shared else 0, "indices": self.machine.put(choice)}
+            up = kernel_abi.struct("clb_expert_gate_up_args")(**common, **ups, **mine)
+            down = kernel_abi.struct("clb_expert_down_args")(**common, **downs, **mine)
+            kept += [up, down]
+            launch = self.machine.launch
+            up_launches.append(launch("clb_expert_gate_up_bf16", up, grid=self.blocks, block=256, shared=65536))
+            down_launches.append(
+                launch("clb_expert_down_bf16", down, grid=hidden // 16, block=256, shared=65536 + results)
+            )
+        used = float(np.mean([len(np.unique(choice)) for choice in choices]))
+        shape = f"{model}, {batch} rows, {used:.1f} experts"
+        matrix = (used * width + shared) * hidden * 2.0
+        self.time("gate_up", shape, up_launches, kept, moved=2 * matrix)
+        self.time("down", shape, down_launches, kept, moved=matrix)
+        both = [launch for pair in zip(up_launches, down_launches, strict=True) for launch in pair]
+        self.time("gate_up + down (half)", shape, both, kept, moved=1.5 * matrix)
+
+    def prompts(self, model: str, experts: int, k: int, hidden: int, width: int, rows: int) -> None:
+        layers = self.layers(experts, hidden, width, 0)
+        choice = np.argsort(self.rng.random((rows, experts)), 1)[:, :k].reshape(-1)
+        places = np.argsort(choice, kind="stable").astype(np.uint32)
+        offsets = np.searchsorted(choice[places], np.arange(experts + 1)).astype(np.uint32)
+        put = self.machine.put
+        common = {
+            "offsets": put(offsets), "tokens": put(places // k), "places": put(places), "row_count": put(np.array([rows], np.uint32)),
+            "input": self.split(rows, hidden), "sumsq": self.space(rows, hidden // 16), "activation": self.split(rows * k, width),
+            "partial": self.space(rows * k, hidden), "expert_count": experts, "hidden": hidden, "width": width, "epsilon": EPSILON,
+        }  # fmt: skip
+        args = [kernel_abi.struct("clb_expert_many_args")(experts=table, **common) for table, _ in layers]
+        flops = 2.0 * rows * k * hidden * width
+        for op, factor in (("gate_up", 2), ("down", 1)):
+            launches = [
+                self.machine.launch(f"clb_expert_{op}_many_bf16", a, grid=self.blocks, block=256, shared=65536)
+                for a in args
+            ]
+            moved = factor * 2.0 * experts * hidden * width
+            self.time(f"{op}_many", f"{model}, {rows} rows", launches, args, moved=moved, flops=factor * flops)
+
+    def router(self, experts: int, hidden: int, rows: int) -> None:
+        args = kernel_abi.struct("clb_router_logits_args")(
+            weights=self.weights, norm=self.space(hidden), residual=self.space(rows, hidden),
+            sumsq=self.space(rows, hidden // 16), row_count=self.machine.put(np.array([rows], np.uint32)),
+            logits=self.space(rows, experts), experts=experts, hidden=hidden, epsilon=EPSILON,
+        )  # fmt: skip
+        grid = ((experts + 4) // 4, -(-rows // 8))
+        launches = [self.machine.launch("clb_router_logits", args, grid=grid, block=128)] * 16
+        self.time("router_logits", f"{experts} x {hidden}, {rows} rows", launches, [args], moved=4.0 * experts * hidden)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--cubins", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        library = cuda_harness.build_library(Path(folder))
+        assert library is not None, "no C compiler"
+        copy = cuda_harness.Gpu(options.cubins, arena_bytes=3 << 30)
+        roof = measure_copy(copy)
+        copy.close()
+        bench = Bench(library, options.cubins)
+        for batch in BATCHES:
+            bench.linear("qkv", 5120, 2048, batch, residual=False)
+            bench.linear("out", 2048, 4096, batch, residual=True)
+            bench.experts("qwen3-30b", 128, 8, 2048, 768, 0, batch)
+            bench.experts("qwen1.5-moe", 60, 4, 2048, 1408, 5632, batch)
+            bench.router(128, 2048, batch)
+            bench.linear("head", 151936, 2048, batch, residual=False)
+        bench.linear("qkv_many", 5120, 2048, PROMPT, residual=False, many=True)
+        bench.linear("out_many", 2048, 4096, PROMPT, residual=True, many=True)
+        bench.prompts("qwen3-30b", 128, 8, 2048, 768, PROMPT)
+        bench.router(128, 2048, PROMPT)
+        bench.machine.close()
+    options.out.write_text(json.dumps({"copy_gbs": roof, "kernels": bench.rows}, indent=1) + "\n")
+    print(f"copy {roof:.0f} GB/s\n{'op':24} {'shape':38} {'us':>9} {'GB/s':>7} {'% of roof':>9} {'TFLOP/s':>8}")
+    for row in bench.rows:
+        share = row["gbs"] / roof * 100
+        print(f"{row['op']:24} {row['shape']:38} {row['us']:9.2f} {row['gbs']:7.0f} {share:9.1f} {row['tflops']:8.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
