@@ -175,6 +175,10 @@ static inline clb_cu_result fake_wait(void* handle) {
 static inline clb_cu_result fake_query(void* handle) {
   const clb_cu_result code = fake_call();
   (void)handle;
+  if (code == CLB_CU_SUCCESS && fake_cuda.pending_count > 0u) {
+    fake_run_pending(1u); /* asking takes time, in which a device gets on */
+    return CLB_CU_NOT_READY;
+  }
   if (code == CLB_CU_SUCCESS && fake_cuda.not_ready > 0u) {
     fake_cuda.not_ready--;
     return CLB_CU_NOT_READY;
