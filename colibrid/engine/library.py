@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import hashlib
+import itertools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 import msgspec
 from msgspec import Meta
@@ -84,9 +85,12 @@ class Library:
 class KernelModules:
     """Checked copies of all kernel modules, open for as long as this object. Use as a context manager."""
 
+    _made: ClassVar = itertools.count()  # of this process
+
     def __init__(self, folder: Path = LIBRARY_FOLDER) -> None:
         """InstallError if modules.json or a module is missing, or a hash differs; nothing is left open then."""
         self._fds: list[int] = []
+        self._detour = "./" * next(self._made)
         self.names: list[str] = []
         try:
             for entry in _read_entries(folder):
@@ -98,8 +102,11 @@ class KernelModules:
 
     @property
     def paths(self) -> list[str]:
-        """Paths that name the checked bytes, for dlopen in this process."""
-        return [f"/proc/self/fd/{fd}" for fd in self._fds]
+        """Paths that name the checked bytes, for dlopen in this process.
+
+        No path comes twice: for one that it knows dlopen gives what it loaded then, while descriptors are used again.
+        """
+        return [f"/proc/self/fd/{self._detour}{fd}" for fd in self._fds]
 
     def close(self) -> None:
         """Close the copies; modules already loaded by dlopen stay mapped."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -24,6 +25,26 @@ def folder(tmp_path: Path, library: Library) -> Path:
 def test_library_says_its_status_names(library: Library) -> None:
     """Statuses have names for messages."""
     assert library.status_name(0) != library.status_name(3)
+
+
+def test_modules_are_loaded_anew_each_time(library: Library) -> None:
+    """A module is what its path names now, not what lay under the same descriptor when it was loaded before."""
+
+    def loaded() -> list[str]:
+        with KernelModules(library.folder) as modules:
+            handles = [ctypes.CDLL(path) for path in modules.paths]
+        entries = [handle.clb_module_entry for handle in handles]
+        for entry in entries:
+            entry.restype = ctypes.POINTER(ctypes.c_char_p)
+        return [entry()[1].decode() for entry in entries]  # clb_module.name
+
+    first = loaded()
+    assert len(set(first)) == len(first)
+    spare = os.dup(0)  # the same modules, one descriptor further
+    try:
+        assert loaded() == first
+    finally:
+        os.close(spare)
 
 
 def test_missing_library_names_the_build_command(tmp_path: Path) -> None:
