@@ -51,6 +51,7 @@ def make_setup(folder: Path) -> peers.Setup:
     )
 
 
+@pytest.mark.slow
 def test_a_whole_comparison(tmp_path: Path) -> None:
     """Both sides are run in every round, and the results hold rates, floor and requests of both."""
     setup = make_setup(tmp_path)
