@@ -135,25 +135,32 @@ class FanOut:
         self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
     ) -> None:
         if slot.state is not SlotState.CLOSING:
-            self._tally.finish(generation, self._result(channel, slot, generation, event))
+            stopped = bool(event.flags & abi.Finish.STOP)
+            reason: FinishReason = "stop" if stopped else "length"
+            stop_token = event.token if stopped else None
+            self._tally.finish(generation, self.result(channel, slot.index, generation, reason, stop_token))
         self._release(slot)
 
     def _release(self, slot: Slot[LiveGeneration]) -> None:
         self._slots.release(slot)
         self._released(slot)
 
-    def _result(
-        self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
+    def result(
+        self,
+        channel: DaemonChannel,
+        slot: int,
+        generation: LiveGeneration,
+        reason: FinishReason,
+        stop_token: int | None,
     ) -> GenerateResult:
+        """What is known of a generation whose prompt is complete: final when it has ended, else up to now."""
         request, clock = generation.request, generation.clock
-        assert clock.placed is not None, "what has ended was placed"
-        assert clock.first is not None, "what has ended has a first token, or none to come"
-        usage = channel.usage(slot.index)
-        stopped = bool(event.flags & abi.Finish.STOP)
-        reason: FinishReason = "stop" if stopped else "length"
+        assert clock.placed is not None, "it was placed"
+        assert clock.first is not None, "its prompt is complete"
+        usage = channel.usage(slot)
         return GenerateResult(
             finish_reason=reason,
-            stop_token=event.token if stopped else None,
+            stop_token=stop_token,
             prompt_tokens=len(request.prompt_ids),
             completion_tokens=generation.received,
             cached_tokens=usage.cached_tokens,

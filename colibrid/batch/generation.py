@@ -25,6 +25,10 @@ class GenerationOwner(Protocol):
         """Its consumer wants no more."""
         ...
 
+    def stopped(self, generation: LiveGeneration) -> None:
+        """Its consumer wants no more, but to know what was done."""
+        ...
+
     def consumed(self, generation: LiveGeneration) -> None:
         """Its consumer has taken all that had arrived."""
         ...
@@ -103,6 +107,11 @@ class LiveGeneration:
         if not self._ended:
             self._owner.cancelled(self)
             self._end()
+
+    def stop(self) -> None:
+        """The consumer has all that it wants: release the slot; `result` then says what was done, where that is known."""
+        if not self._ended:
+            self._owner.stopped(self)
 
     def __aiter__(self) -> AsyncIterator[list[TokenRecord]]:
         if self._iterated:

@@ -54,11 +54,19 @@ class Generation(Protocol):
 
     @property
     def result(self) -> GenerateResult | None:
-        """None until the iteration has ended normally."""
+        """None until the iteration has ended normally, or stop() was called."""
         ...
 
     def cancel(self) -> None:
         """Stop and release the slot; the iteration then ends without a result. Harmless when already ended."""
+        ...
+
+    def stop(self) -> None:
+        """End normally because the consumer has found a stop string: as cancel, but with a result.
+
+        `result` counts all that the engine has computed, which may be more than was yielded. It stays None where
+        nothing is known: the engine died, or has not computed the prompt yet.
+        """
         ...
 
     def __aiter__(self) -> AsyncIterator[list[TokenRecord]]:

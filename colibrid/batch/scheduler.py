@@ -270,7 +270,20 @@ class Scheduler:
             self._queue.remove(generation)
             self._update_idle()
             return
-        slot = self._slots.find(generation.place.slot, generation.place.generation)
+        self._close(generation.place)
+
+    def stopped(self, generation: LiveGeneration) -> None:
+        """A consumer has all that it wants: as `cancelled`, but a request that runs ends with what is known of it."""
+        place, session = generation.place, self._session
+        if place is None or session is None or generation.clock.first is None:
+            generation.cancel()
+            return
+        result = self._fan_out.result(session.channel, place.slot, generation, "stop", None)
+        self._close(place)
+        self._tally.finish(generation, result)
+
+    def _close(self, place: Place) -> None:
+        slot = self._slots.find(place.slot, place.generation)
         assert slot is not None, "a placed generation has a slot"
         self._slots.close(slot)
         self._closes.append(Close(slot.index, slot.generation))

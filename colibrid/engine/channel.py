@@ -245,7 +245,7 @@ class DaemonChannel:
         ]
 
     def usage(self, slot: int) -> SlotUsage:
-        """Totals of the slot's last request. Final once its release was announced, until it is opened again."""
+        """Totals of the slot's request up to now. Final once its release was announced, until it is opened again."""
         offset = self._result_offset(slot)
         result = abi.Result.from_buffer_copy(self._map.bytes[offset : offset + ctypes.sizeof(abi.Result)])
         return SlotUsage(

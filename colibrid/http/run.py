@@ -62,13 +62,13 @@ class Choice:
         async for records in self._generation:
             delta = self._take(records)
             if self._text.stopped:
-                self._generation.cancel()
-                self.outcome = self._stopped_outcome()
+                self._generation.stop()
+                self.outcome = self._outcome()
                 yield delta
                 return
             yield delta
         rest = Delta(self._text.finish())
-        self.outcome = self._stopped_outcome() if self._text.stopped else self._ended_outcome()
+        self.outcome = self._outcome()
         yield rest
 
     def _take(self, records: Iterable[TokenRecord]) -> Delta:
@@ -83,24 +83,21 @@ class Choice:
         delta.text = "".join(pieces)
         return delta
 
-    def _ended_outcome(self) -> Outcome:
-        result = self._generation.result
-        if result is None:  # cancelled from outside while the client still listens
+    def _outcome(self) -> Outcome:
+        result, stopped = self._generation.result, self._text.stopped
+        if result is None and not stopped:  # cancelled from outside while the client still listens
             raise EngineFaultError("The generation was cancelled; try again.", code="cancelled")
+        if result is None:  # the engine died after the last token of the text
+            return Outcome(
+                finish_reason="stop", prompt_tokens=len(self.prompt.ids), completion_tokens=self._text.tokens
+            )
         return Outcome(
-            finish_reason=result.finish_reason,
+            finish_reason="stop" if stopped else result.finish_reason,
             prompt_tokens=result.prompt_tokens,
-            completion_tokens=result.completion_tokens,
+            completion_tokens=self._text.tokens if stopped else result.completion_tokens,
             cached_tokens=result.cached_tokens,
             experts=result.experts,
             timing_ms=(result.queue_ms, result.prefill_ms, result.decode_ms),
-        )
-
-    def _stopped_outcome(self) -> Outcome:
-        return Outcome(
-            finish_reason="stop",
-            prompt_tokens=len(self.prompt.ids),
-            completion_tokens=self._text.tokens,
         )
 
 

@@ -375,6 +375,60 @@ async def test_a_task_that_is_cancelled_frees_its_slot(
     assert scheduler.counts.running == 0
 
 
+async def test_stop_gives_the_result_up_to_now(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """A consumer that has all it wants gets usage and times at once; the slot is closed at the next step."""
+    generation = scheduler.submit(request_of(max_tokens=100))
+    await settle()
+    await step(session, 2)
+    generation.stop()
+    result = generation.result
+    assert result is not None
+    assert (result.finish_reason, result.stop_token, result.completion_tokens) == ("stop", None, 2)
+    assert (result.experts.assignments, result.experts.trimmed, result.experts.dropped) == (10, 2, 1)
+    generation.stop()  # harmless
+    generation.cancel()
+    assert generation.result is result
+    await settle()
+    assert session.channel.pushed[-1] == [(abi.CommandKind.CLOSE, 0, 1, 0, 0)]
+    await step(session)
+    counts = scheduler.counts
+    assert (counts.running, counts.finished, counts.cancelled) == (0, 1, 0)
+    assert [batch async for batch in generation] == [[TokenRecord(6), TokenRecord(7)]]
+
+
+async def test_stop_before_the_first_token_is_a_cancel(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """There is no result where nothing was computed, and the place is given back all the same."""
+    running = scheduler.submit(request_of(max_tokens=100))
+    await settle()
+    for _ in range(SLOTS - 1):
+        scheduler.submit(request_of(max_tokens=50))
+    queued = scheduler.submit(request_of(seed=9))
+    queued.stop()
+    running.stop()
+    await settle()
+    await step(session)
+    assert (queued.result, running.result) == (None, None)
+    assert (scheduler.counts.queued, scheduler.counts.cancelled) == (0, 2)
+    assert scheduler.counts.running == SLOTS - 1
+
+
+async def test_stop_after_the_engine_died(
+    scheduler: Scheduler, session: FakeSession, engine: FakeEngine, request_of: RequestOf
+) -> None:
+    """A generation that failed has no result, and stopping it changes nothing."""
+    generation = scheduler.submit(request_of(max_tokens=100))
+    await settle()
+    await step(session)
+    engine.die()
+    generation.stop()
+    assert generation.result is None
+    assert (scheduler.counts.failed, scheduler.counts.cancelled) == (1, 0)
+
+
 # ------------------------------------------------------------------------ faults
 
 

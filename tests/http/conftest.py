@@ -16,7 +16,7 @@ import pytest
 
 import colibrid
 from colibrid.batch.interfaces import EngineInfo
-from colibrid.batch.request import ExpertUsage, GenerateRequest, GenerateResult, TokenRecord
+from colibrid.batch.request import ExpertUsage, FinishReason, GenerateRequest, GenerateResult, TokenRecord
 from colibrid.config.settings import Settings
 from colibrid.engine.state import Readiness
 from colibrid.http.auth import KeyRing
@@ -53,10 +53,18 @@ class FakeGeneration:
         self.cancelled = False
         self.ended = False
         self._service = service
+        self._sent = 0
 
     def cancel(self) -> None:
         if not self.ended:
             self.cancelled = self.ended = True
+            self._service.live.discard(self)
+
+    def stop(self) -> None:
+        if not self.ended:
+            if self._service.knows_stopped:
+                self.result = self._result("stop", None)
+            self.ended = True
             self._service.live.discard(self)
 
     async def __aenter__(self) -> Self:
@@ -73,7 +81,8 @@ class FakeGeneration:
                 for place, token in enumerate(request.prompt_ids)
             )
         sent = 0
-        reason, stop_token = "length", None
+        reason: FinishReason = "length"
+        stop_token = None
         for start in range(0, len(service.reply), service.batch):
             batch = []
             for token in service.reply[start : start + service.batch]:
@@ -83,6 +92,7 @@ class FakeGeneration:
                 sent += 1
                 if token in request.stop_token_ids and sent > request.min_tokens:
                     reason, stop_token = "stop", token
+            self._sent = sent
             if batch:
                 await asyncio.sleep(service.pause_s)
                 if self.ended:
@@ -90,20 +100,23 @@ class FakeGeneration:
                 yield batch
             if service.failure is not None and sent >= service.fail_after:
                 raise service.failure
-        self.result = GenerateResult(
+        self.result = self._result(reason, stop_token)
+        self.ended = True
+        service.live.discard(self)
+
+    def _result(self, reason: FinishReason, stop_token: int | None) -> GenerateResult:
+        return GenerateResult(
             finish_reason=reason,
             stop_token=stop_token,
-            prompt_tokens=len(request.prompt_ids),
-            completion_tokens=sent,
+            prompt_tokens=len(self.request.prompt_ids),
+            completion_tokens=self._sent,
             cached_tokens=0,
             prompt_records=self.prompt_records,
-            experts=ExpertUsage(request.experts.per_token or 2, 12 * sent, 0, 0),
+            experts=ExpertUsage(self.request.experts.per_token or 2, 12 * self._sent, 0, 0),
             queue_ms=1.0,
             prefill_ms=2.0,
             decode_ms=3.0,
         )
-        self.ended = True
-        service.live.discard(self)
 
 
 def record(token: int, top: int) -> TokenRecord:
@@ -121,6 +134,7 @@ class FakeService:
         self.pause_s = 0.0  # before each batch
         self.failure: RequestError | None = None
         self.fail_after = 0  # tokens
+        self.knows_stopped = True  # False: as if the engine had died before stop() was called
         self.refusal: RequestError | None = None
         self.readiness = Readiness(phase="ready", last_step_age_s=0.01)
         self.draining = False

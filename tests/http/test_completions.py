@@ -133,6 +133,31 @@ async def test_stop_string_ends_the_text(server: Server, stream: bool) -> None:
     assert not server.service.live
 
 
+async def test_stop_string_leaves_usage_whole(server: Server) -> None:
+    """Tokens of the text are counted, experts are those of all that was computed, and times are told."""
+    server.service.batch = 100  # all tokens arrive at once: more than the text needs
+    answer = await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 50, "stop": "way is"})
+    usage = answer.json["usage"]
+    assert usage["completion_tokens"] == 6
+    assert usage["experts"] == {
+        "per_token": 2,
+        "assignments": 12 * len(server.service.reply),
+        "trimmed": 0,
+        "dropped": 0,
+    }
+    assert answer.headers["Server-Timing"] == "queue;dur=1.0, prefill;dur=2.0, decode;dur=3.0"
+
+
+async def test_stop_string_just_before_the_engine_died(server: Server) -> None:
+    """A text that is complete is answered, without what only the engine knew."""
+    server.service.knows_stopped = False
+    answer = await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 50, "stop": "way is"})
+    usage = answer.json["usage"]
+    assert (answer.status, usage["completion_tokens"]) == (200, 6)
+    assert "experts" not in usage
+    assert "Server-Timing" not in answer.headers
+
+
 async def test_stop_string_can_be_kept(server: Server) -> None:
     """include_stop_str_in_output keeps the stop string, and nothing after it."""
     request = {"prompt": "Hi", "max_tokens": 50, "stop": "way i", "include_stop_str_in_output": True}
