@@ -96,6 +96,7 @@ static void* worker_main(void* argument) {
   const clb_worker* const self = argument;
   clb_threads* const pool = self->pool;
   (void)clb_float_mode_enter();
+  (void)pthread_setname_np(pthread_self(), "clb-worker");
   for (;;) {
     const uint64_t seen = atomic_load_explicit(&pool->ticket, memory_order_acquire);
     if (generation_of(seen) == CLOSING) {

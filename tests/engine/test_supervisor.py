@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,8 +24,6 @@ from colibrid.engine.supervisor import CRASH_LOOP_ENGINES, EngineSession, Superv
 from colibrid.errors import ConfigError, EngineError, ModelError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from colibrid.engine.library import Library
     from colibrid.model.pack import Pack
 
@@ -140,6 +140,46 @@ async def test_a_killed_engine_is_replaced(make: Make) -> None:
     assert supervisor.readiness.restarts == 1
     assert listener.session is not None
     await complete_one_request(listener.session)
+
+
+def workers_of(pid: int) -> list[int]:
+    """The threads of an engine that compute beside its main one."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(thread.name) for thread in threads if (thread / "comm").read_text() == "clb-worker\n"]
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # user and system time
+
+
+async def test_a_fault_in_a_worker_thread_is_one_of_the_engine(make: Make, spec: EngineSpec) -> None:
+    """Whichever thread faults, the whole engine dies of it, and a new one takes over."""
+    supervisor, listener = make(msgspec.structs.replace(spec, threads=3, cpus=()))
+    await supervisor.wait_ready()
+    assert supervisor.readiness.restarts == 0
+    workers = workers_of(pid_of(supervisor))
+    assert len(workers) == 2
+    ctypes.CDLL(None).tgkill(pid_of(supervisor), workers[-1], signal.SIGSEGV)
+    await listener.wait_for(2)
+    assert listener.told[1] == "lost: the engine was ended by SIGSEGV"
+    await supervisor.wait_ready()
+    assert listener.session is not None
+    await complete_one_request(listener.session)
+    await supervisor.stop()
+    assert listener.told[-1] == "lost: the engine exited with 0"
+
+
+async def test_an_idle_engine_sleeps(make: Make, spec: EngineSpec) -> None:
+    """After a request all threads of the engine sleep: it takes next to no CPU time."""
+    supervisor, listener = make(msgspec.structs.replace(spec, threads=3, cpus=()))
+    await supervisor.wait_ready()
+    assert listener.session is not None
+    await complete_one_request(listener.session)
+    await asyncio.sleep(0.2)
+    before = cpu_seconds(pid_of(supervisor))
+    await asyncio.sleep(1.0)
+    assert cpu_seconds(pid_of(supervisor)) - before < 0.05
 
 
 async def test_a_stopped_engine_is_killed_and_replaced(make: Make) -> None:
