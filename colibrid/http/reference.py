@@ -43,7 +43,6 @@ _DEVIATIONS = """\
 - Tokens that hold part of a character read `bytes:\\\\x..` in `logprobs`, as OpenAI writes them.
 - `stop`: the first stop string to be complete ends the text; of two complete at the same character the longer.
 - `usage.experts` counts what the engine has computed: when a stop string ended a choice, also tokens behind it.
-- Bytes that are no HTTP/1.1 request get a plain 400, not one of the error contract.
 - Special-token strings are parsed in `/v1/completions` and are plain text in the contents of chat messages.
 - The role `developer` reads as `system` for templates that do not know it; text parts are joined by a newline.
 """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import socket
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from aiohttp import web
@@ -12,6 +13,7 @@ from colibrid.errors import RequestError
 from colibrid.http.auth import HostPolicy, KeyRing
 from colibrid.http.chat import chat_completions
 from colibrid.http.completions import completions
+from colibrid.http.connection import Connection
 from colibrid.http.context import RequestContext, context_of, open_context
 from colibrid.http.errors import (
     BodyTooLargeError,
@@ -23,13 +25,13 @@ from colibrid.http.errors import (
 )
 from colibrid.http.generate import generate
 from colibrid.http.health import livez, readyz
+from colibrid.http.limits import WRITE_TIMEOUT_S
 from colibrid.http.models import list_models, show_model
 from colibrid.http.protocol_log import ProtocolLogger
 from colibrid.http.sse import ReaderLeftError
 from colibrid.http.state import STATE, AppState
 
 if TYPE_CHECKING:
-    import socket
     from contextlib import AsyncExitStack
 
     from aiohttp.typedefs import Handler, Middleware
@@ -54,7 +56,7 @@ _ELSEWHERE = {  # routes of other servers, and what to use instead
     "/tokenize": f"it is not implemented yet; {_COMING}, which count tokens in usage",
     "/detokenize": f"it is not implemented yet; {_COMING}",
 }
-KEEP_ALIVE_S = 75.0
+KEEP_ALIVE_S = 75.0  # also the time that the head of a request may take, counted from connect or the last answer
 _CLIENT_LEFT = 499
 _BACKLOG = 1024  # connections that the kernel accepts ahead of us
 _SHUTDOWN_S = 0.5  # for answers under way when everything should have been answered
@@ -85,20 +87,27 @@ async def start_server(state: AppState, listening: socket.socket, stack: AsyncEx
 
     The caller owns loop, socket and signals.
     """
+    loop = asyncio.get_running_loop()
     runner = web.AppRunner(
-        create_app(state),
-        handle_signals=False,
-        access_log=None,
-        logger=ProtocolLogger(),
-        handler_cancellation=True,
-        auto_decompress=False,
-        keepalive_timeout=KEEP_ALIVE_S,
-        lingering_time=_LINGER_S,
-        shutdown_timeout=_SHUTDOWN_S,
+        create_app(state), handle_signals=False, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
     )
     stack.push_async_callback(runner.cleanup)
     await runner.setup()
-    await web.SockSite(runner, listening, backlog=_BACKLOG).start()
+    server = runner.server
+    assert server is not None, "a runner that is set up has a server"
+    options: dict[str, Any] = {
+        "access_log": None,
+        "logger": ProtocolLogger(),
+        "auto_decompress": False,
+        "keepalive_timeout": KEEP_ALIVE_S,
+        "lingering_time": _LINGER_S,
+    }
+    # The kernel cuts a client off that takes nothing for so long, whatever we wait for; connections inherit it.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(WRITE_TIMEOUT_S * 1000))
+    listener = await loop.create_server(
+        lambda: Connection(server, loop=loop, **options), sock=listening, backlog=_BACKLOG
+    )
+    stack.callback(listener.close)
 
 
 def _pass_through(keys: KeyRing, hosts: HostPolicy) -> Middleware:

@@ -1,0 +1,102 @@
+"""Connections: bytes that are no HTTP, heads that never end, answers that nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.http.conftest import Server
+
+
+async def exchange(server: Server, data: bytes) -> tuple[bytes, dict[str, str], bytes]:
+    """Status line, headers and body of the answer to `data`, whose sender then waits for the end."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    writer.write(data)
+    async with asyncio.timeout(5):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    status, *lines = head.split(b"\r\n")
+    return status, dict(line.decode().split(": ", 1) for line in lines), body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"secret nonsense\r\n\r\n",
+        b"\x16\x03\x01secret\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"secret" * 2000 + b"\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"X: secret\r\n" * 200 + b"\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\nsecret",
+        b"GET /livez HTTP/1.1\r\n\r\n",
+    ],
+)
+async def test_bytes_that_are_no_http(server: Server, data: bytes) -> None:
+    """They get the error contract, in our name, with nothing of what was sent; then the connection closes."""
+    status, headers, body = await exchange(server, data)
+    error = json.loads(body)["error"]
+    assert status.split()[1] == b"400"
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_http")
+    assert (headers["Server"], headers["Content-Type"]) == ("colibrid", "application/json")
+    assert b"secret" not in body
+
+
+async def test_unknown_expectations(server: Server) -> None:
+    """`Expect` with another value than 100-continue is refused within the error contract."""
+    status, headers, body = await exchange(server, b"GET /livez HTTP/1.1\r\nHost: localhost\r\nExpect: cake\r\n\r\n")
+    assert status.split()[1] == b"417"
+    assert "100-continue" in json.loads(body)["error"]["message"]
+    assert headers["Server"] == "colibrid"
+
+
+@pytest.mark.parametrize("earlier", [b"", b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+async def test_heads_have_a_deadline(
+    make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, earlier: bytes
+) -> None:
+    """A head that comes in small pieces does not hold its connection for ever, on a fresh one or a used one."""
+    monkeypatch.setattr("colibrid.http.server.KEEP_ALIVE_S", 0.3)
+    server = await make_server()
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    writer.write(earlier + b"GET /livez HTTP/1.1\r\n")
+
+    async def drip() -> None:
+        while True:
+            await asyncio.sleep(0.05)
+            writer.write(b"X: y\r\n")
+
+    dripping = asyncio.create_task(drip())
+    async with asyncio.timeout(5):
+        answered = await reader.read()
+    dripping.cancel()
+    writer.close()
+    assert answered.count(b"200 OK") == (1 if earlier else 0)
+
+
+async def test_an_answer_that_nobody_reads(make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that takes nothing of a large answer is cut off: its connection is gone when it reads at last."""
+    monkeypatch.setattr("colibrid.http.server.WRITE_TIMEOUT_S", 0.5)
+    server = await make_server()
+    body = json.dumps({"prompt": [5] * 2000, "max_tokens": 1, "prompt_logprobs": 20}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    loop = asyncio.get_running_loop()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        await loop.sock_sendall(client, head.encode() + b"\r\n\r\n" + body)
+        found = await loop.sock_recv(client, 1024)
+        expected = int(found.split(b"Content-Length: ")[1].split(b"\r\n")[0])
+        await asyncio.sleep(2.5)
+        got = 0
+        with pytest.raises(ConnectionResetError):
+            async with asyncio.timeout(5):
+                while piece := await loop.sock_recv(client, 1 << 16):
+                    got += len(piece)
+        assert got < expected
