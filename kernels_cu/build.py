@@ -21,6 +21,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,29 +103,38 @@ def image(path: Path, source: Path, arch: str, kind: str, kernels: dict[str, dic
     }
 
 
+def compile_ptx(nvcc: str, source: Path, out: Path) -> dict[str, Any]:
+    """The fallback that a driver compiles for GPUs without a cubin."""
+    ptx = out / f"{source.stem}.sm_80.ptx"
+    run([nvcc, *FLAGS, f"-I{HERE}", "-ptx", f"-arch={PTX_ARCH}", "-o", str(ptx), str(source)])
+    return image(ptx, source, "sm_80", "ptx", {name: {} for name in read_parameters(ptx.read_text())})
+
+
+def compile_cubin(nvcc: str, source: Path, arch: str, out: Path) -> dict[str, Any]:
+    """Machine code for one architecture; exits 1 if a kernel touches local memory."""
+    cubin = out / f"{source.stem}.{arch}.cubin"
+    command = [nvcc, *FLAGS, f"-I{HERE}", "-cubin", f"-arch={arch}", "-Xptxas", "-v", "-o", str(cubin), str(source)]
+    log = run(command)
+    kernels = read_resources(log)
+    if bad := spilling(kernels):
+        print(f"{source.name} for {arch}: {', '.join(bad)} uses local memory\n{log}", file=sys.stderr)
+        raise SystemExit(1)
+    return image(cubin, source, arch, "cubin", kernels)
+
+
 def build(nvcc: str, sources: list[Path], arches: list[str], out: Path) -> dict[str, Any]:
     """Compile everything into `out`, write manifest.json there, return it."""
     out.mkdir(parents=True, exist_ok=True)
     abi = re.search(r"#define CLB_KERNELS_ABI (\d+)u", (HERE / "abi.h").read_text())
     if abi is None:
         raise SystemExit("kernels_cu/abi.h does not define CLB_KERNELS_ABI")
-    images: list[dict[str, Any]] = []
     parameters: dict[str, int] = {}
-    for source in sources:
-        common = [nvcc, *FLAGS, f"-I{HERE}"]
-        ptx = out / f"{source.stem}.sm_80.ptx"
-        run([*common, "-ptx", f"-arch={PTX_ARCH}", "-o", str(ptx), str(source)])
-        sizes = read_parameters(ptx.read_text())
-        parameters |= sizes
-        images.append(image(ptx, source, "sm_80", "ptx", {name: {} for name in sizes}))
-        for arch in arches:
-            cubin = out / f"{source.stem}.{arch}.cubin"
-            log = run([*common, "-cubin", f"-arch={arch}", "-Xptxas", "-v", "-o", str(cubin), str(source)])
-            kernels = read_resources(log)
-            if bad := spilling(kernels):
-                print(f"{source.name} for {arch}: {', '.join(bad)} uses local memory\n{log}", file=sys.stderr)
-                raise SystemExit(1)
-            images.append(image(cubin, source, arch, "cubin", kernels))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        texts = [pool.submit(compile_ptx, nvcc, source, out) for source in sources]
+        codes = [pool.submit(compile_cubin, nvcc, source, arch, out) for source in sources for arch in arches]
+        images = [future.result() for future in (*texts, *codes)]
+    for text in texts:
+        parameters |= read_parameters((out / text.result()["file"]).read_text())
     manifest = {
         "abi_version": int(abi[1]),
         "nvcc": run([nvcc, "--version"]).strip().splitlines()[-1],

@@ -126,10 +126,10 @@ static void run_publish(const void* args) {
   __atomic_store_n((uint64_t*)(void*)mailbox, *step, __ATOMIC_RELEASE);
 }
 
-static fake_kernel kernels[4] = {{run_gather, sizeof(seam_gather_args), 0u},
-                                 {run_router, sizeof(clb_router_args), 0u},
-                                 {run_bucket, sizeof(clb_bucket_args), 0u},
-                                 {run_publish, sizeof(seam_publish_args), 0u}};
+static fake_kernel kernels[4] = {{.run = run_gather, .args_bytes = sizeof(seam_gather_args)},
+                                 {.run = run_router, .args_bytes = sizeof(clb_router_args)},
+                                 {.run = run_bucket, .args_bytes = sizeof(clb_bucket_args)},
+                                 {.run = run_publish, .args_bytes = sizeof(seam_publish_args)}};
 
 void seam_fake_entries(clb_cuda_entries* table);
 void* seam_fake_kernel(uint32_t which);
