@@ -14,6 +14,7 @@ import datetime as dt
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -33,7 +34,7 @@ from peers import (
     llama_version,
     prepare,
 )
-from report import EngineResult, Pair, Results, ServerResult, markdown
+from report import MOST_BUSY, EngineResult, Pair, Results, ServerResult, markdown
 
 from colibrid.cli.bench_report import machine_name
 
@@ -180,6 +181,9 @@ def compare(
     say: Callable[[str], None],
 ) -> Results:  # fmt: skip
     """All plans, one after the other."""
+    busy = busy_share()
+    if busy > MOST_BUSY:
+        say(f"the machine is {busy:.0%} busy with other work: numbers of this run will say nothing")
     engines = [compare_engine(setup, plan, say) for plan in engine]
     servers: list[ServerResult] = []
     same_text: dict[str, bool] = {}
@@ -193,6 +197,7 @@ def compare(
         machine=machine,
         mode=mode,
         threads=setup.threads,
+        busy=busy,
         peer=llama_version(setup),
         prompt_tokens=PROMPT_TOKENS,
         max_tokens=MAX_TOKENS,
@@ -200,6 +205,19 @@ def compare(
         server=servers,
         same_text=same_text,
     )
+
+
+def busy_share(seconds: float = 1.0) -> float:
+    """The share of all CPUs' time that is used while this process sleeps."""
+
+    def ticks() -> tuple[int, int]:
+        fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        return sum(fields), fields[3] + fields[4]  # idle, and idle while a disk works
+
+    total, idle = ticks()
+    time.sleep(seconds)
+    later, idle_later = ticks()
+    return 1 - (idle_later - idle) / max(1, later - total)
 
 
 def commit() -> str:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
+MOST_BUSY = 0.05  # of the machine, with other work
+
+
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """One quantity, a value a round."""
 
@@ -74,6 +77,7 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     mode: str
     threads: int
+    busy: float  # share of all CPUs that others used just before
     peer: str
     prompt_tokens: int  # over HTTP
     max_tokens: int
@@ -88,8 +92,12 @@ def markdown(results: Results) -> Iterator[str]:
     """The tables, line by line."""
     yield (
         f"{results.machine}; commit {results.commit}, {results.date}, {results.mode} run; {results.threads} "
-        f"thread{'' if results.threads == 1 else 's'} on both sides, interleaved; medians of the rounds, lowest and highest in brackets."
+        f"thread{'' if results.threads == 1 else 's'} on both sides, interleaved; medians of the rounds, lowest and "
+        f"highest in brackets."
     )
+    if results.busy > MOST_BUSY:
+        yield ""
+        yield f"**The machine was {results.busy:.0%} busy with other work: these numbers say nothing.**"
     if results.engine:
         yield ""
         yield from engine_table(results.engine)

@@ -71,7 +71,10 @@ def test_a_whole_comparison(tmp_path: Path) -> None:
         assert row.p99_ms.ours[0] >= row.p50_ms.ours[0]
     assert results.same_text == {"tiny fp32": True}
     assert results.peer == "version: 1"
-    assert len(said) == 2
+    assert [line for line in said if line.startswith("tiny fp32, ")] == [
+        "tiny fp32, engine, round 1 of 1",
+        "tiny fp32, server with 2 slots, round 1 of 1",
+    ]
     path = script.write(results, tmp_path / "out", "name")
     assert msgspec.json.decode(path.read_bytes(), type=Results) == results
     assert "| tiny | fp32 | decode 3 |" in path.with_suffix(".md").read_text()
@@ -138,7 +141,7 @@ def example(**changes: Any) -> Results:
     """Results with one row of each kind."""
     pair = Pair(ours=[200.0, 300.0, 220.0], theirs=[100.0, 300.0, 100.0])
     results = Results(
-        date="2026-01-02", commit="abc", machine="box", mode="full", threads=2, peer="llama", prompt_tokens=24,
+        date="2026-01-02", commit="abc", machine="box", mode="full", threads=2, busy=0.0, peer="llama", prompt_tokens=24,
         max_tokens=32,
         engine=[
             EngineResult(
@@ -185,6 +188,17 @@ def test_tables_hold_medians_spreads_and_ratios() -> None:
     assert "| m | fp16 | 8 | 160 | 5,000 | 99.5 | 3 | 91% | 40 of 64 a step |" in lines
     assert lines[-1].startswith("`wrk` with 400 connections for 60 s against `/generate`: 6000 answered (100 a second)")
     assert "11 refused with Retry-After, 0 failed; memory 100 MiB, +4 KiB" in lines[-1]
+
+
+def test_a_busy_machine_is_reported() -> None:
+    """Numbers that were taken beside other work carry a warning; an idle machine's do not."""
+    assert "40% busy" in "\n".join(markdown(example(busy=0.4)))
+    assert "busy" not in "\n".join(markdown(example(busy=0.01)))
+
+
+def test_busy_is_a_share() -> None:
+    """Between all idle and all used."""
+    assert 0 <= script.busy_share(0.05) <= 1
 
 
 def test_tables_of_what_was_not_measured_are_left_out() -> None:
