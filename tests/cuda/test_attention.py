@@ -43,7 +43,7 @@ def from_kv(stored: np.ndarray, kind: str) -> np.ndarray:
 class Slots:
     """Slots whose second layer of two holds random K and V: {prefix tokens, tokens of the own run}."""
 
-    def __init__(self, machine: harness.Machine, shape: Shape, sizes: list[tuple[int, int]], rng: np.random.Generator):
+    def __init__(self, machine: harness.Machine, shape: Shape, sizes: list[tuple[int, int]], rng: np.random.Generator) -> None:
         self.shape, self.machine = shape, machine
         self.states = (kernel_abi.struct("clb_device_slot") * len(sizes))()
         self.runs: list[tuple[np.ndarray, harness.Output]] = []
@@ -83,7 +83,9 @@ def rotated(values: np.ndarray, rope: np.ndarray) -> np.ndarray:
 class Case:
     """Random rows, and what attention must make of them."""
 
-    def __init__(self, machine: harness.Machine, shape: Shape, sizes: list[tuple[int, int]], rows: list[tuple[int, int]]):
+    def __init__(
+        self, machine: harness.Machine, shape: Shape, sizes: list[tuple[int, int]], rows: list[tuple[int, int]]
+    ) -> None:
         rng = np.random.default_rng(zlib.crc32(repr((shape, rows)).encode()))
         self.shape, self.rows, self.machine = shape, rows, machine
         self.slots = Slots(machine, shape, sizes, rng)
