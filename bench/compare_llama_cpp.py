@@ -78,14 +78,14 @@ class ServerPlan:
 
 
 FULL_ENGINE = (
-    EnginePlan(model=SMALL, precision="fp32", rounds=7, repeat=3),
-    EnginePlan(model=SMALL, precision="fp16", rounds=7, repeat=3),
+    EnginePlan(model=SMALL, precision="fp32", rounds=5, repeat=3),
+    EnginePlan(model=SMALL, precision="fp16", rounds=5, repeat=3),
     EnginePlan(model=LARGE, precision="fp32", rounds=5, repeat=2),
     EnginePlan(model=LARGE, precision="fp16", rounds=5, repeat=2),
 )
 FULL_SERVER = (
     ServerPlan(model=SMALL, precision="fp32", rounds=3, seconds=4),
-    ServerPlan(model=SMALL, precision="fp16", rounds=3, seconds=4),
+    ServerPlan(model=SMALL, precision="fp16", rounds=2, seconds=4),
     ServerPlan(model=LARGE, precision="fp32", rounds=1, seconds=8),
 )
 QUICK_ENGINE = (

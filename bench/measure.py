@@ -46,7 +46,7 @@ BEGIN, END = "<!-- measured by bench/measure.py: begin -->", "<!-- measured by b
 def sweep(setup: Setup, say: Callable[[str], None], *, quick: bool) -> list[dict[str, Any]]:
     """The engine alone over slots and context."""
     documents = []
-    for model, slots, prompts in ((SMALL, "1,4,8,16,32", "128,1024"), (LARGE, "1,8,32", "128")):
+    for model, slots, prompts in ((SMALL, "1,8,32", "128,1024"), (LARGE, "1,8,32", "128")):
         say(f"{model} fp16, slots and context")
         weights = prepare(setup, model, "fp16")
         documents.append(colibrid_sweep(setup, weights, "1,4" if quick else slots, "16" if quick else prompts))
