@@ -21,7 +21,7 @@ _KIB = 1 << 10
 _MIB = 1 << 20
 _MIN_PAGE = 4 * _KIB
 _MAX_PAGE = 1 << 30
-_EXACT_RUN = 16  # tokens; the cache pool rounds longer runs up
+_TILE = 16  # tokens; runs of the cache pool are whole tiles
 
 
 class TierSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,10 +124,11 @@ def channel_shape(spec: EngineSpec, manifest: Manifest) -> ChannelShape:
 
 
 def run_tokens(tokens: int) -> int:
-    """Tokens that the KV tier reserves for a request of `tokens` (clb_cache_capacity): n * 2^e with n in 8..16."""
-    if tokens <= _EXACT_RUN:
-        return tokens
-    unit = 1 << (math.ceil(math.log2(tokens)) - 4)
+    """Tokens that the KV tier reserves for a request of `tokens` (clb_cache_capacity).
+
+    n * 2^e with n in 8..16, and whole tiles of 16.
+    """
+    unit = max(_TILE, 1 << max(0, math.ceil(math.log2(tokens)) - 4))
     return -(-tokens // unit) * unit
 
 

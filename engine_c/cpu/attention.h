@@ -1,18 +1,20 @@
 /*
  * attention.h: grouped-query attention of tokens of one slot over its KV, and appending to it.
  *
- * K and V of one (run, layer), elements of the KV precision (the layout of cache_pool.h):
- *   K, V  [kv_head][capacity][head_dim]
+ * K and V of one (run, layer), elements of the KV precision (the layout of cache_pool.h). The capacity is a multiple of
+ * 16; K lies in tiles of 16 positions, so that the scores of 16 positions are one vector; V lies row by row:
+ *   K  [kv_head][capacity / 16][head_dim][16]
+ *   V  [kv_head][capacity][head_dim]
  * The positions of a slot are those of its shared prefix run, then those of its own run:
  *   position  0 .. prefix_tokens - 1        -> index position of the prefix run
  *             prefix_tokens .. tokens - 1   -> index position - prefix_tokens of the own run
  *
- * Order of additions: positions in rising order in blocks of CLB_ATTENTION_BLOCK counted from position
- * 0 (the first one shorter if a window begins inside it), a running maximum per block; so the bits depend on
- * the values, the window and the position alone, and are the same wherever the border between prefix and own
- * run lies and whichever other tokens are computed in the same call.
+ * Order of additions: a score over the dimensions in rising order; positions in blocks of CLB_ATTENTION_BLOCK counted
+ * from position 0, in a block rising, a running maximum per block; the weights of a block in 16 partial sums by
+ * position % 16. So the bits depend on the values, the window and the position alone, and are the same wherever the
+ * border between prefix and own run lies and whichever other tokens are computed in the same call.
  *
- * Pure but for the memory written; no allocation; thread-safe for different outputs.
+ * The functions themselves are in ops.h.
  */
 #ifndef CLB_CPU_ATTENTION_H
 #define CLB_CPU_ATTENTION_H
@@ -20,13 +22,14 @@
 #include <stdint.h>
 
 #define CLB_ATTENTION_BLOCK 64u
+#define CLB_KV_TILE 16u
 #define CLB_MAX_HEAD_DIM 256u
 
 /* One layer of one run. */
 typedef struct clb_kv_layer {
-  void* k;           /* (kv_heads, capacity, head_dim) */
-  void* v;           /* the same */
-  uint32_t capacity; /* tokens */
+  void* k;           /* (kv_heads, capacity / 16, head_dim, 16) */
+  void* v;           /* (kv_heads, capacity, head_dim) */
+  uint32_t capacity; /* tokens; a multiple of CLB_KV_TILE */
   uint32_t reserved;
 } clb_kv_layer;
 
@@ -59,13 +62,5 @@ typedef struct clb_attention_work {
   uint32_t kv_head;
   uint32_t window; /* a token sees itself and window - 1 before it; 0 = all before it */
 } clb_attention_work;
-
-/* output = softmax(scale * query . K) V over the positions that each token sees; all of them were appended before. */
-void clb_attention(const clb_attention_shape* shape, const clb_attention_kv* kv, const clb_attention_work* work);
-
-/* Writes K and V of one position, given as (2, kv_heads, head_dim) fp32: K, then V. fp16 rounds to nearest
-   even and saturates. */
-void clb_kv_append(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t position,
-                   const float* values);
 
 #endif /* CLB_CPU_ATTENTION_H */

@@ -14,6 +14,22 @@
 #include "lanes16_generic.h"
 #endif
 
+#include <string.h>
+
 #define CLB_LANES16 16u
+
+/* The first `count` < 16 lanes, the others 0. */
+static inline clb_lanes16 clb_lanes16_load_some(const float* values, size_t count) {
+  float part[CLB_LANES16] = {0};
+  (void)memcpy(part, values, count * sizeof(float));
+  return clb_lanes16_load(part);
+}
+
+/* The first `count` < 16 lanes; nothing is written behind them. */
+static inline void clb_lanes16_store_some(clb_lanes16 lanes, size_t count, float* values) {
+  float part[CLB_LANES16];
+  clb_lanes16_store(lanes, part);
+  (void)memcpy(values, part, count * sizeof(float));
+}
 
 #endif /* CLB_CPU_LANES16_H */

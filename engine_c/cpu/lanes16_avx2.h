@@ -16,7 +16,7 @@
 #define CLB_ISA_RANK 10u
 #define CLB_GROUP 6u /* tokens whose sums fit the registers beside one tile */
 /* Tiles of 16 rows that are done at once with `tokens` of them: at most 12 registers of sums. */
-#define CLB_GROUP_TILES(tokens) ((tokens) == 1u ? 4u : (tokens) <= 3u ? 2u : 1u)
+#define CLB_GROUP_TILES(tokens) ((tokens) == 1u ? 4u : (tokens) == 2u ? 2u : 1u)
 
 typedef struct clb_lanes16 {
   __m256 low; /* lanes 0 .. 7 */
@@ -44,6 +44,30 @@ static inline clb_lanes16 clb_lanes16_add(clb_lanes16 x, clb_lanes16 y) {
   return (clb_lanes16){_mm256_add_ps(x.low, y.low), _mm256_add_ps(x.high, y.high)};
 }
 
+static inline clb_lanes16 clb_lanes16_multiply(clb_lanes16 x, clb_lanes16 y) {
+  return (clb_lanes16){_mm256_mul_ps(x.low, y.low), _mm256_mul_ps(x.high, y.high)};
+}
+
+/* The larger one in each lane. */
+static inline clb_lanes16 clb_lanes16_max(clb_lanes16 x, clb_lanes16 y) {
+  return (clb_lanes16){_mm256_max_ps(x.low, y.low), _mm256_max_ps(x.high, y.high)};
+}
+
+/* Lanes added as a tree: l + 8, then l + 4, l + 2, l + 1. The same order in every lanes16_*.h. */
+static inline float clb_lanes16_sum(clb_lanes16 lanes) {
+  const __m256 eight = _mm256_add_ps(lanes.low, lanes.high);
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+static inline float clb_lanes16_largest(clb_lanes16 lanes) {
+  const __m256 eight = _mm256_max_ps(lanes.low, lanes.high);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
 /* sums + x * y */
 static inline clb_lanes16 clb_lanes16_add_product(clb_lanes16 sums, clb_lanes16 x, clb_lanes16 y) {
   return (clb_lanes16){_mm256_fmadd_ps(x.low, y.low, sums.low), _mm256_fmadd_ps(x.high, y.high, sums.high)};
@@ -61,6 +85,18 @@ static inline clb_lanes16 clb_lanes16_load_bf16(const uint16_t* values) {
 static inline clb_lanes16 clb_lanes16_load_half(const uint16_t* values) {
   return (clb_lanes16){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)values)),
                        _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(const void*)(values + 8)))};
+}
+
+/* Rounded to nearest even; what is too large becomes the largest half. */
+static inline __m128i clb_half_8(__m256 values) {
+  const __m256 bound = _mm256_set1_ps(65504.0f);
+  const __m256 bounded = _mm256_max_ps(_mm256_min_ps(values, bound), _mm256_sub_ps(_mm256_setzero_ps(), bound));
+  return _mm256_cvtps_ph(bounded, _MM_FROUND_TO_NEAREST_INT);
+}
+
+static inline void clb_lanes16_store_half(clb_lanes16 lanes, uint16_t* values) {
+  _mm_storeu_si128((__m128i*)(void*)values, clb_half_8(lanes.low));
+  _mm_storeu_si128((__m128i*)(void*)(values + 8), clb_half_8(lanes.high));
 }
 
 /* exp of values up to 87; 0 below -87, NaN stays NaN. Error below 2 ulp. */

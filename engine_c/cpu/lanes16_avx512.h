@@ -36,6 +36,21 @@ static inline clb_lanes16 clb_lanes16_spread(float value) { return _mm512_set1_p
 
 static inline clb_lanes16 clb_lanes16_add(clb_lanes16 x, clb_lanes16 y) { return _mm512_add_ps(x, y); }
 
+static inline clb_lanes16 clb_lanes16_multiply(clb_lanes16 x, clb_lanes16 y) { return _mm512_mul_ps(x, y); }
+
+/* The larger one in each lane. */
+static inline clb_lanes16 clb_lanes16_max(clb_lanes16 x, clb_lanes16 y) { return _mm512_max_ps(x, y); }
+
+/* Lanes added as a tree: l + 8, then l + 4, l + 2, l + 1. The same order in every lanes16_*.h. */
+static inline float clb_lanes16_sum(clb_lanes16 lanes) {
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), _mm512_extractf32x8_ps(lanes, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+static inline float clb_lanes16_largest(clb_lanes16 lanes) { return _mm512_reduce_max_ps(lanes); }
+
 /* sums + x * y */
 static inline clb_lanes16 clb_lanes16_add_product(clb_lanes16 sums, clb_lanes16 x, clb_lanes16 y) {
   return _mm512_fmadd_ps(x, y, sums);
@@ -48,6 +63,13 @@ static inline clb_lanes16 clb_lanes16_load_bf16(const uint16_t* values) {
 
 static inline clb_lanes16 clb_lanes16_load_half(const uint16_t* values) {
   return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(const void*)values));
+}
+
+/* Rounded to nearest even; what is too large becomes the largest half. */
+static inline void clb_lanes16_store_half(clb_lanes16 lanes, uint16_t* values) {
+  const __m512 bound = _mm512_set1_ps(65504.0f);
+  const __m512 bounded = _mm512_max_ps(_mm512_min_ps(lanes, bound), _mm512_sub_ps(_mm512_setzero_ps(), bound));
+  _mm256_storeu_si256((__m256i*)(void*)values, _mm512_cvtps_ph(bounded, _MM_FROUND_TO_NEAREST_INT));
 }
 
 /* exp of values up to 87; 0 below -87, NaN stays NaN. Error below 2 ulp. */

@@ -9,20 +9,14 @@
 
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
-#include "number.h"
+#include "float4.h"
 
 #define CLB_ISA "generic"
 #define CLB_ISA_RANK 0u
 #define CLB_GROUP 3u /* tokens whose sums fit the registers beside one tile */
 /* Tiles of 16 rows that are done at once with `tokens` of them. */
 #define CLB_GROUP_TILES(tokens) ((tokens) == 1u ? 2u : 1u)
-
-typedef float clb_float4 __attribute__((vector_size(16)));
-typedef uint32_t clb_uint4 __attribute__((vector_size(16)));
-typedef int32_t clb_int4 __attribute__((vector_size(16)));
-typedef uint16_t clb_short8 __attribute__((vector_size(16)));
 
 typedef struct clb_lanes16 {
   clb_float4 a; /* lanes 0 .. 3 */
@@ -34,19 +28,15 @@ typedef struct clb_lanes16 {
 static inline int32_t clb_isa_supported(void) { return 1; }
 
 static inline clb_lanes16 clb_lanes16_load(const float* values) {
-  clb_lanes16 lanes;
-  memcpy(&lanes.a, values, sizeof lanes.a);
-  memcpy(&lanes.b, values + 4, sizeof lanes.b);
-  memcpy(&lanes.c, values + 8, sizeof lanes.c);
-  memcpy(&lanes.d, values + 12, sizeof lanes.d);
-  return lanes;
+  return (clb_lanes16){clb_float4_load(values), clb_float4_load(values + 4), clb_float4_load(values + 8),
+                       clb_float4_load(values + 12)};
 }
 
 static inline void clb_lanes16_store(clb_lanes16 lanes, float* values) {
-  memcpy(values, &lanes.a, sizeof lanes.a);
-  memcpy(values + 4, &lanes.b, sizeof lanes.b);
-  memcpy(values + 8, &lanes.c, sizeof lanes.c);
-  memcpy(values + 12, &lanes.d, sizeof lanes.d);
+  clb_float4_store(lanes.a, values);
+  clb_float4_store(lanes.b, values + 4);
+  clb_float4_store(lanes.c, values + 8);
+  clb_float4_store(lanes.d, values + 12);
 }
 
 static inline clb_lanes16 clb_lanes16_spread(float value) {
@@ -58,23 +48,32 @@ static inline clb_lanes16 clb_lanes16_add(clb_lanes16 x, clb_lanes16 y) {
   return (clb_lanes16){x.a + y.a, x.b + y.b, x.c + y.c, x.d + y.d};
 }
 
+static inline clb_lanes16 clb_lanes16_multiply(clb_lanes16 x, clb_lanes16 y) {
+  return (clb_lanes16){x.a * y.a, x.b * y.b, x.c * y.c, x.d * y.d};
+}
+
+/* The larger one in each lane. */
+static inline clb_lanes16 clb_lanes16_max(clb_lanes16 x, clb_lanes16 y) {
+  return (clb_lanes16){clb_float4_max(x.a, y.a), clb_float4_max(x.b, y.b), clb_float4_max(x.c, y.c),
+                       clb_float4_max(x.d, y.d)};
+}
+
+/* Lanes added as a tree: l + 8, then l + 4, l + 2, l + 1. The same order in every lanes16_*.h. */
+static inline float clb_lanes16_sum(clb_lanes16 lanes) {
+  const clb_float4 four = (lanes.a + lanes.c) + (lanes.b + lanes.d);
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+static inline float clb_lanes16_largest(clb_lanes16 lanes) {
+  const clb_float4 four = clb_float4_max(clb_float4_max(lanes.a, lanes.c), clb_float4_max(lanes.b, lanes.d));
+  const float even = four[0] > four[2] ? four[0] : four[2];
+  const float odd = four[1] > four[3] ? four[1] : four[3];
+  return even > odd ? even : odd;
+}
+
 /* sums + x * y */
 static inline clb_lanes16 clb_lanes16_add_product(clb_lanes16 sums, clb_lanes16 x, clb_lanes16 y) {
   return (clb_lanes16){sums.a + x.a * y.a, sums.b + x.b * y.b, sums.c + x.c * y.c, sums.d + x.d * y.d};
-}
-
-/* Eight 16-bit numbers in the upper halves of two vectors of four words, whose lower halves are zero. Little-endian. */
-static inline void clb_spread_16(const uint16_t* values, clb_uint4* low, clb_uint4* high) {
-  const clb_short8 zero = {0};
-  clb_short8 narrow;
-  memcpy(&narrow, values, sizeof narrow);
-#if defined(__clang__)
-  *low = (clb_uint4)__builtin_shufflevector(zero, narrow, 0, 8, 1, 9, 2, 10, 3, 11);
-  *high = (clb_uint4)__builtin_shufflevector(zero, narrow, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-  *low = (clb_uint4)__builtin_shuffle(zero, narrow, (clb_short8){0, 8, 1, 9, 2, 10, 3, 11});
-  *high = (clb_uint4)__builtin_shuffle(zero, narrow, (clb_short8){4, 12, 5, 13, 6, 14, 7, 15});
-#endif
 }
 
 static inline clb_lanes16 clb_lanes16_load_bf16(const uint16_t* values) {
@@ -82,14 +81,6 @@ static inline clb_lanes16 clb_lanes16_load_bf16(const uint16_t* values) {
   clb_spread_16(values, &words[0], &words[1]);
   clb_spread_16(values + 8, &words[2], &words[3]);
   return (clb_lanes16){(clb_float4)words[0], (clb_float4)words[1], (clb_float4)words[2], (clb_float4)words[3]};
-}
-
-/* As clb_float_of_half; `word` has the half in its upper bits. The exponent is put right by a multiplication, which
-   also makes subnormal halves normal; they pass through subnormal floats, so inputs must not be flushed to zero
-   (float_mode.h). */
-static inline clb_float4 clb_float4_of_half(clb_uint4 word) {
-  const clb_uint4 bits = (clb_uint4)((clb_int4)word >> 3) & 0x8fffe000u;
-  return (clb_float4)bits * 0x1p112f;
 }
 
 static inline clb_lanes16 clb_lanes16_load_half(const uint16_t* values) {
@@ -100,21 +91,18 @@ static inline clb_lanes16 clb_lanes16_load_half(const uint16_t* values) {
                        clb_float4_of_half(words[3])};
 }
 
-/* clb_exact_exp, four at once, the same bits. Values above 87 or NaN are not treated: x <= 87. */
-static inline clb_float4 clb_float4_exp(clb_float4 x) {
-  const clb_int4 kept = x >= -87.0f;
-  const clb_float4 n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-  clb_float4 r = x + n * -0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  clb_float4 p = r * 1.98412698e-4f + 1.38888889e-3f;
-  p = p * r + 8.33333333e-3f;
-  p = p * r + 4.16666667e-2f;
-  p = p * r + 1.66666667e-1f;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
-  const clb_uint4 power = ((clb_uint4) __builtin_convertvector(n, clb_int4) + 127u) << 23;
-  return (clb_float4)((clb_int4)(p * (clb_float4)power) & kept);
+/* Rounded to nearest even; what is too large becomes the largest half. */
+static inline void clb_lanes16_store_half(clb_lanes16 lanes, uint16_t* values) {
+  float wide[16];
+  clb_lanes16_store(lanes, wide);
+  for (size_t l = 0; l < 16u; ++l) {
+    values[l] = clb_half_of_float(wide[l]);
+  }
+}
+
+/* exp of values up to 87; 0 below -87, NaN stays NaN. */
+static inline clb_lanes16 clb_lanes16_exp(clb_lanes16 x) {
+  return (clb_lanes16){clb_float4_exp(x.a), clb_float4_exp(x.b), clb_float4_exp(x.c), clb_float4_exp(x.d)};
 }
 
 /* silu(gate) * up. exp(-|g|) never overflows: sigmoid(g) = (g < 0 ? exp(-|g|) : 1) / (1 + exp(-|g|)). */

@@ -20,37 +20,31 @@
 
 #include "colibri.h"
 #include "lanes16.h"
+#include "micro.h"
 
 #if CLB_MODULE_PRECISION == 0
 #define MODULE_NAME CLB_ISA "-fp32"
 #define MODULE_PRECISION CLB_FP32
 typedef float weight_t;
-static inline clb_lanes16 load_weights(const weight_t* weights) { return clb_lanes16_load(weights); }
 static inline float widen_one(weight_t value) { return value; }
 #elif CLB_MODULE_PRECISION == 1
 #define MODULE_NAME CLB_ISA "-fp16"
 #define MODULE_PRECISION CLB_FP16
 typedef uint16_t weight_t;
-static inline clb_lanes16 load_weights(const weight_t* weights) { return clb_lanes16_load_half(weights); }
 static inline float widen_one(weight_t value) { return clb_float_of_half(value); }
 #else
 #define MODULE_NAME CLB_ISA "-bf16"
 #define MODULE_PRECISION CLB_BF16
 typedef uint16_t weight_t;
-static inline clb_lanes16 load_weights(const weight_t* weights) { return clb_lanes16_load_bf16(weights); }
 static inline float widen_one(weight_t value) { return clb_float_of_bf16(value); }
 #endif
-
-#define ALWAYS_INLINE inline __attribute__((always_inline))
 
 enum {
   ROWS = CLB_TILE_ROWS,
   BLOCK_COLS = 256,               /* part of the order of additions */
   INPUT_STRIDE = BLOCK_COLS + 16, /* off a power of two, so that tokens do not fight for the same cache lines */
-  PANEL = 64,
-  CHUNK = 8,
-  STREAM_TOKENS = 3, /* up to here memory is what counts */
-  AHEAD_COLS = 32    /* of prefetching in a stream */
+  PANEL = CLB_MICRO_VECTORS,
+  CHUNK = 8
 };
 
 /* Some tiles of one call, and some of its tokens. */
@@ -60,127 +54,32 @@ typedef struct chunk {
   size_t count;                 /* tiles */
   size_t tokens;
   size_t cols;
-  size_t stride;                  /* weights from a tile to the one of the next chunk */
-  clb_lanes16 sums[CHUNK][PANEL]; /* result of each tile and token */
+  size_t stride;              /* weights from a tile to the one of the next chunk */
+  clb_micro_sums sums[CHUNK]; /* result of each tile and token */
 } chunk;
 
-/* sums[n][t] += tile n . x of token t over `cols` columns; next: what to prefetch meanwhile, as much of each.
-   count and tokens are constants wherever this is inlined, so that s lives in registers. */
-static ALWAYS_INLINE void add_block(const weight_t* const* tiles, const weight_t* const* next, const size_t count,
-                                    const float* x, size_t cols, const size_t tokens, clb_lanes16 (*sums)[PANEL]) {
-  clb_lanes16 s[CHUNK][CLB_GROUP];
-  /* Of weights and inputs the fewer stay in registers while the others come one by one. */
-  const int by_tile = tokens < count;
-  const size_t fewer = by_tile ? tokens : count;
-  const size_t more = by_tile ? count : tokens;
-#pragma GCC unroll 8
-  for (size_t n = 0; n < count; ++n) {
-#pragma GCC unroll 12
-    for (size_t t = 0; t < tokens; ++t) {
-      s[n][t] = clb_lanes16_spread(0.0f);
-    }
-  }
-  for (size_t c = 0; c < cols; ++c) {
-    clb_lanes16 few[CHUNK];
-#pragma GCC unroll 8
-    for (size_t n = 0; n < count; ++n) {
-      __builtin_prefetch(next[n] + c * ROWS);
-    }
-#pragma GCC unroll 8
-    for (size_t i = 0; i < fewer; ++i) {
-      few[i] = by_tile ? clb_lanes16_spread(x[i * INPUT_STRIDE + c]) : load_weights(tiles[i] + c * ROWS);
-    }
-#pragma GCC unroll 12
-    for (size_t i = 0; i < more; ++i) {
-      const clb_lanes16 one = by_tile ? load_weights(tiles[i] + c * ROWS) : clb_lanes16_spread(x[i * INPUT_STRIDE + c]);
-#pragma GCC unroll 8
-      for (size_t j = 0; j < fewer; ++j) {
-        clb_lanes16* const sum = by_tile ? &s[i][j] : &s[j][i];
-        *sum = clb_lanes16_add_product(*sum, few[j], one);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (size_t n = 0; n < count; ++n) {
-#pragma GCC unroll 12
-    for (size_t t = 0; t < tokens; ++t) {
-      sums[n][t] = clb_lanes16_add(sums[n][t], s[n][t]);
-    }
-  }
+static void add_group(const clb_micro* work, size_t vectors) {
+  clb_micro_group(work, vectors, MODULE_PRECISION, ROWS, INPUT_STRIDE, 0);
 }
-
-/* add_block for up to CHUNK tiles, as many at once as the registers hold. */
-static ALWAYS_INLINE void add_tiles(const weight_t* const* tiles, const weight_t* const* next, size_t count,
-                                    const float* x, size_t cols, const size_t tokens, clb_lanes16 (*sums)[PANEL]) {
-  size_t n = 0;
-  for (; CLB_GROUP_TILES(tokens) >= 8 && n + 8 <= count; n += 8) {
-    add_block(tiles + n, next + n, 8, x, cols, tokens, sums + n);
-  }
-  for (; CLB_GROUP_TILES(tokens) >= 4 && n + 4 <= count; n += 4) {
-    add_block(tiles + n, next + n, 4, x, cols, tokens, sums + n);
-  }
-  for (; CLB_GROUP_TILES(tokens) >= 2 && n + 2 <= count; n += 2) {
-    add_block(tiles + n, next + n, 2, x, cols, tokens, sums + n);
-  }
-  for (; n < count; ++n) {
-    add_block(tiles + n, next + n, 1, x, cols, tokens, sums + n);
-  }
-}
-
-/* add_tiles for a group of 1 .. CLB_GROUP tokens. */
-#define CASE(tokens)                                          \
-  case tokens:                                                \
-    if ((tokens) <= CLB_GROUP) {                              \
-      add_tiles(tiles, next, count, x, cols, (tokens), sums); \
-    }                                                         \
-    break
-static void add_group(const weight_t* const* tiles, const weight_t* const* next, size_t count, const float* x,
-                      size_t cols, size_t tokens, clb_lanes16 (*sums)[PANEL]) {
-  switch (tokens) {
-    CASE(1);
-    CASE(2);
-    CASE(3);
-    CASE(4);
-    CASE(5);
-    CASE(6);
-    CASE(7);
-    CASE(8);
-    CASE(9);
-    CASE(10);
-    CASE(11);
-    CASE(12);
-    default:
-      break;
-  }
-}
-#undef CASE
 
 /* One block of columns, from `begin`, for all tiles and tokens of a chunk. x: the first token's inputs. */
 static void add_columns(chunk* work, const float* x, size_t begin, size_t cols) {
-  const size_t groups = (work->tokens + CLB_GROUP - 1) / CLB_GROUP; /* of nearly equal size */
-  const size_t step = CLB_GROUP_TILES((work->tokens + groups - 1) / groups);
-  const weight_t* tiles[CHUNK];
-  const weight_t* next[CHUNK];
+  const size_t step = clb_micro_step(work->tokens);
+  const void* tiles[CHUNK];
+  const void* next[CHUNK];
   for (size_t n = 0; n < work->count; ++n) {
     tiles[n] = work->tiles[n] + begin * ROWS;
   }
   for (size_t n = 0; n < work->count; ++n) {
-    const size_t again = n % step; /* the last tiles are followed by the first ones of the next block or chunk */
-    const weight_t* const first =
-        begin + cols < work->cols ? tiles[again] + BLOCK_COLS * ROWS : work->tiles[again] + work->stride;
-    next[n] = work->tokens <= STREAM_TOKENS ? tiles[n] + AHEAD_COLS * ROWS
-              : n + step < work->count      ? tiles[n + step]
-                                            : first;
+    const weight_t* const again =
+        work->tiles[n % step]; /* first ones of the next block or chunk: after the last ones */
+    next[n] = n + step < work->count      ? work->tiles[n + step] + begin * ROWS
+              : begin + cols < work->cols ? again + (begin + cols) * ROWS
+                                          : again + work->stride;
   }
-  for (size_t n = 0; n < work->count; n += step) {
-    const size_t count = work->count - n < step ? work->count - n : step;
-    for (size_t g = 0; g < groups; ++g) {
-      const size_t first = work->tokens * g / groups;
-      const size_t end = work->tokens * (g + 1) / groups;
-      clb_lanes16(*const sums)[PANEL] = (clb_lanes16(*)[PANEL])(void*)&work->sums[n][first];
-      add_group(tiles + n, next + n, count, x + first * INPUT_STRIDE, cols, end - first, sums);
-    }
-  }
+  const clb_micro product = {
+      .tiles = tiles, .next = next, .count = work->count, .x = x, .cols = cols, .sums = work->sums};
+  clb_micro_run(&product, work->tokens, INPUT_STRIDE, add_group);
 }
 
 /* sums = the products of all tiles and tokens, block by block. */
@@ -215,24 +114,17 @@ static void take_tokens(chunk* work, const float* input, const uint32_t* inputs,
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-/* Writes up to 16 lanes: what is left of the row range. */
+/* Of a tile that may be the last one: `rows` are left. */
 static inline void store_rows(clb_lanes16 values, size_t rows, float* output) {
   if (rows >= ROWS) {
     clb_lanes16_store(values, output);
-    return;
+  } else {
+    clb_lanes16_store_some(values, rows, output);
   }
-  float part[ROWS];
-  clb_lanes16_store(values, part);
-  memcpy(output, part, rows * sizeof(float));
 }
 
 static inline clb_lanes16 load_rows(const float* values, size_t rows) {
-  if (rows >= ROWS) {
-    return clb_lanes16_load(values);
-  }
-  float part[ROWS] = {0};
-  memcpy(part, values, rows * sizeof(float));
-  return clb_lanes16_load(part);
+  return rows >= ROWS ? clb_lanes16_load(values) : clb_lanes16_load_some(values, rows);
 }
 
 static void linear(const clb_linear_args* args) {

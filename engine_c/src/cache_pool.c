@@ -23,7 +23,7 @@ uint32_t clb_cache_capacity(uint32_t tokens) {
     step *= 2;
   }
   const uint32_t steps = tokens / step + (tokens % step != 0u ? 1u : 0u);
-  return steps * step;
+  return (steps * step + CLB_CACHE_TILE - 1u) / CLB_CACHE_TILE * CLB_CACHE_TILE;
 }
 
 static int32_t cache_config_valid(const clb_cache_config* config) {
@@ -342,14 +342,16 @@ void clb_cache_slot_copied(clb_cache* cache, uint32_t slot) {
   of->copy_tokens = 0;
 }
 
-/* One head after the other: the token strides of the two runs differ. */
+/* One head after the other: the token strides of the two runs differ. K in whole tiles: what a tile holds beyond the
+   last position is written before it is read. */
 static void copy_heads(const clb_cache* cache, const clb_kv_view* from, const clb_kv_view* to) {
   const size_t row = (size_t)cache->head_dim * cache->element_bytes;
   for (uint32_t head = 0; head < from->kv_heads; ++head) {
     const size_t source = (size_t)head * from->prefix_capacity * row;
     const size_t target = (size_t)head * to->prefix_capacity * row;
     const size_t bytes = (size_t)from->prefix_tokens * row;
-    (void)memcpy(cache->host_base + to->prefix_k + target, cache->host_base + from->prefix_k + source, bytes);
+    const size_t tiles = (from->prefix_tokens + CLB_CACHE_TILE - 1u) / CLB_CACHE_TILE * CLB_CACHE_TILE * row;
+    (void)memcpy(cache->host_base + to->prefix_k + target, cache->host_base + from->prefix_k + source, tiles);
     (void)memcpy(cache->host_base + to->prefix_v + target, cache->host_base + from->prefix_v + source, bytes);
   }
 }

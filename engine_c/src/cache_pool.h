@@ -7,6 +7,7 @@
  *   K, V  [kv_head][capacity][head_dim]        element: fp32 or fp16
  *
  *   address of element c of head h, token t:  base + ((h * capacity + t) * head_dim + c) * element_bytes
+ *   on the CPU K lies in tiles of 16 tokens:  base + (((h * capacity + t) / 16 * head_dim + c) * 16 + t % 16) * ...
  *
  * So the K of one head is one contiguous stream over tokens, which is what attention reads (a split of the tokens is
  * a contiguous range); an append writes kv_heads short rows, once per token.
@@ -24,8 +25,8 @@
  *        --release_run: the daemon's ref, slot_close: a slot's ref--> free at 0 refs
  *   The writer's slot_close before publish frees it.
  *
- * Run sizes: capacity = tokens rounded up to n * 2^e, n in 8..16, so unused positions are < 12.5 % of the capacity
- * (sizes up to 16 are exact). The tier's page rounding comes on top of that.
+ * Run sizes: capacity = tokens rounded up to n * 2^e, n in 8..16, and to whole tiles, so unused positions are < 12.5 %
+ * of the capacity, or less than a tile. The tier's page rounding comes on top of that.
  *
  * Threads: one owner (the engine loop). No call allocates from the host.
  */
@@ -38,6 +39,7 @@
 #include "../include/colibri.h"
 #include "memory_pool.h"
 
+#define CLB_CACHE_TILE 16u /* tokens */
 #define CLB_MAX_RUNS (2u * CLB_MAX_SLOTS)
 #define CLB_CACHE_MAX_VALUES 1048576u    /* K and V values of one token in one layer */
 #define CLB_DISPATCH_MAX_TOKENS 1048576u /* tokens of one step */

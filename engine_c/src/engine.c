@@ -53,6 +53,7 @@ static void copy_model(clb_engine* engine, const clb_engine_config* config, cons
   engine->model.rope_inv_freq = parts->rope;
   engine->model.section_table = NULL;
   engine->model.file_table = NULL;
+  engine->ops = clb_ops_choose();
   engine->attention = (clb_attention_shape){
       .heads = model->heads,
       .kv_heads = model->kv_heads,

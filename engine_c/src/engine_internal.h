@@ -18,7 +18,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 
-#include "../cpu/attention.h"
+#include "../cpu/ops.h"
 #include "../include/colibri.h"
 #include "cache_pool.h"
 #include "channel.h"
@@ -140,6 +140,7 @@ struct clb_engine {
   clb_cache cache;
   clb_kernels kernels;
   clb_attention_shape attention;
+  const clb_ops* ops; /* of this machine */
   clb_step_buffers buffers;
   clb_threads threads;
   unsigned char* dispatch; /* start of the expert dispatch buffers */

@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "../cpu/lanes.h"
+#include "../cpu/float4.h"
 #include "exact_math.h"
 #include "invariant.h"
 

@@ -12,7 +12,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "../cpu/lanes.h"
+#include "../cpu/float4.h"
 #include "invariant.h"
 
 #define DIGIT_BITS 11u /* 32 bits of a value = digits of 11, 11 and 10 bits */

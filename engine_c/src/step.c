@@ -18,9 +18,7 @@
  */
 #include "step.h"
 
-#include "../cpu/norm.h"
 #include "../cpu/rope.h"
-#include "../cpu/vector.h"
 #include "invariant.h"
 #include "step_internal.h"
 
@@ -89,8 +87,8 @@ void clb_step_linear(clb_engine* engine, const clb_matrix* matrix, const float* 
 void clb_step_norm(clb_engine* engine, const float* weight, uint32_t row) {
   const uint32_t hidden = engine->model.hidden;
   const size_t at = (size_t)row * hidden;
-  clb_rms_norm(engine->buffers.residual + at, weight, engine->model.rms_norm_eps, 1, hidden,
-               engine->buffers.normed + at);
+  engine->ops->rms_norm(engine->buffers.residual + at, weight, engine->model.rms_norm_eps, 1, hidden,
+                        engine->buffers.normed + at);
 }
 
 static void start_rows(clb_engine* engine, uint32_t layer, uint32_t first, uint32_t end) {
@@ -120,7 +118,7 @@ static void finish_rows(clb_engine* engine, uint32_t layer, uint32_t first, uint
     if (engine->model.layer_table[layer].ffn_kind == CLB_FFN_MOE) {
       clb_step_combine(engine, layer, i);
     }
-    clb_vector_add(b->update + i * hidden, hidden, b->residual + i * hidden);
+    engine->ops->add(b->update + i * hidden, hidden, b->residual + i * hidden);
     if (layer + 1u < engine->model.layers) {
       clb_step_norm(engine, engine->kernels.layers[layer + 1u].attn_norm, i);
     }
@@ -148,8 +146,8 @@ void clb_step_logits(struct clb_engine* engine, const uint32_t* rows, uint32_t c
   const uint32_t hidden = engine->model.hidden;
   CLB_ASSERT(count > 0u && count <= CLB_LOGIT_ROWS);
   for (uint32_t i = 0; i < count; ++i) {
-    clb_rms_norm(b->residual + (size_t)rows[i] * hidden, engine->kernels.final_norm, engine->model.rms_norm_eps, 1,
-                 hidden, b->head_input + (size_t)i * hidden);
+    engine->ops->rms_norm(b->residual + (size_t)rows[i] * hidden, engine->kernels.final_norm,
+                          engine->model.rms_norm_eps, 1, hidden, b->head_input + (size_t)i * hidden);
   }
   clb_step_linear(engine, &engine->kernels.head, NULL, b->head_input, count, b->logits);
 }

@@ -1,7 +1,4 @@
 /* step_attention.c: the attention half of a layer, see step.c. */
-#include "../cpu/norm.h"
-#include "../cpu/rope.h"
-#include "../cpu/vector.h"
 #include "step_internal.h"
 
 /* Where one layer of a slot's positions lies. */
@@ -24,11 +21,11 @@ static void norm_qk(const clb_engine* engine, uint32_t layer, float* qkv) {
   const uint32_t dim = shape->head_dim;
   float* const k = qkv + (size_t)shape->heads * dim;
   if (engine->model.layer_table[layer].qk_norm == CLB_QK_NORM_HEAD) {
-    clb_rms_norm(qkv, weights->q_norm, epsilon, shape->heads, dim, qkv);
-    clb_rms_norm(k, weights->k_norm, epsilon, shape->kv_heads, dim, k);
+    engine->ops->rms_norm(qkv, weights->q_norm, epsilon, shape->heads, dim, qkv);
+    engine->ops->rms_norm(k, weights->k_norm, epsilon, shape->kv_heads, dim, k);
   } else {
-    clb_rms_norm(qkv, weights->q_norm, epsilon, 1, shape->heads * dim, qkv);
-    clb_rms_norm(k, weights->k_norm, epsilon, 1, shape->kv_heads * dim, k);
+    engine->ops->rms_norm(qkv, weights->q_norm, epsilon, 1, shape->heads * dim, qkv);
+    engine->ops->rms_norm(k, weights->k_norm, epsilon, 1, shape->kv_heads * dim, k);
   }
 }
 
@@ -47,9 +44,9 @@ static void append_rows(clb_engine* engine, uint32_t layer, uint32_t first, uint
     if (engine->model.layer_table[layer].qk_norm != CLB_QK_NORM_NONE) {
       norm_qk(engine, layer, qkv);
     }
-    clb_rope_apply(rope, shape->head_dim / 2u, shape->heads + shape->kv_heads, qkv);
+    engine->ops->rope(rope, shape->head_dim / 2u, shape->heads + shape->kv_heads, qkv);
     const clb_attention_kv kv = kv_of(engine, b->rows[i].slot, layer);
-    clb_kv_append(shape, &kv, b->rows[i].position, qkv + (size_t)shape->heads * shape->head_dim);
+    engine->ops->kv_append(shape, &kv, b->rows[i].position, qkv + (size_t)shape->heads * shape->head_dim);
   }
 }
 
@@ -73,7 +70,7 @@ static void attend(clb_engine* engine, uint32_t layer, uint32_t first, uint32_t 
         .kv_head = kv_head,
         .window = engine->model.layer_table[layer].window,
     };
-    clb_attention(shape, &kv, &work);
+    engine->ops->attention(shape, &kv, &work);
   }
 }
 
@@ -101,7 +98,7 @@ static void after_attention(clb_engine* engine, uint32_t layer, uint32_t first, 
   const clb_step_buffers* const b = &engine->buffers;
   const size_t hidden = engine->model.hidden;
   for (uint32_t i = first; i < end; ++i) {
-    clb_vector_add(b->update + i * hidden, hidden, b->residual + i * hidden);
+    engine->ops->add(b->update + i * hidden, hidden, b->residual + i * hidden);
     clb_step_norm(engine, engine->kernels.layers[layer].ffn_norm, i);
     b->policies[i] = engine->slots[b->rows[i].slot].policy[layer];
   }

@@ -2,8 +2,6 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "../cpu/lanes.h"
-#include "../cpu/vector.h"
 #include "exact_math.h"
 #include "invariant.h"
 #include "routing.h"
@@ -158,18 +156,18 @@ void clb_step_combine(clb_engine* engine, uint32_t layer, uint32_t row) {
   for (uint32_t rank = 0; rank < routing.kept[row]; ++rank) {
     const size_t place = (size_t)row * routing.k_max + rank;
     if (routing.indices[place] != CLB_ROUTING_NONE) {
-      clb_vector_add_scaled(outputs + place * hidden, routing.weights[place], hidden, b->update + at);
+      engine->ops->add_scaled(outputs + place * hidden, routing.weights[place], hidden, b->update + at);
     }
   }
   if (weights->shared.gate == NULL) {
     return;
   }
   if (weights->shared_gate == NULL) {
-    clb_vector_add(b->shared_output + at, hidden, b->update + at);
+    engine->ops->add(b->shared_output + at, hidden, b->update + at);
     return;
   }
-  const float gate = clb_exact_sigmoid(clb_lanes_dot(weights->shared_gate, b->normed + at, hidden));
-  clb_vector_add_scaled(b->shared_output + at, gate, hidden, b->update + at);
+  const float gate = clb_exact_sigmoid(engine->ops->dot(weights->shared_gate, b->normed + at, hidden));
+  engine->ops->add_scaled(b->shared_output + at, gate, hidden, b->update + at);
 }
 
 void clb_step_moe(clb_engine* engine, uint32_t layer, uint32_t count) {

@@ -1,12 +1,13 @@
-/* test_attention.c: attention and append against double precision, and the promise about borders and lengths. */
-#include "attention.h"
-
+/* test_attention.c: attention and append of every table that this machine can run, against double precision, and the
+   promise about borders, lengths and company. */
 #include "colibri.h"
 #include "number.h"
+#include "ops.h"
 #include "test.h"
 
-enum { MAX_POSITIONS = 200, MAX_VALUES = 2 * 4 * 64 };
+enum { MAX_POSITIONS = 208, MAX_VALUES = 2 * 4 * 64 };
 
+static const clb_ops* ops; /* the table under test */
 static _Alignas(64) unsigned char own[2][4 * MAX_POSITIONS * MAX_VALUES];
 static _Alignas(64) unsigned char prefix[2][4 * MAX_POSITIONS * MAX_VALUES];
 static float values[MAX_POSITIONS][MAX_VALUES];
@@ -18,8 +19,8 @@ static float again[32 * 64];
 static clb_attention_kv make_kv(uint32_t border) {
   memset(own, 0xff, sizeof own); /* NaN: what was not appended must not be read */
   memset(prefix, 0xff, sizeof prefix);
-  return (clb_attention_kv){.prefix = {prefix[0], prefix[1], border + 3, 0},
-                            .own = {own[0], own[1], MAX_POSITIONS - border, 0},
+  return (clb_attention_kv){.prefix = {prefix[0], prefix[1], (border + 15) / 16 * 16, 0},
+                            .own = {own[0], own[1], (MAX_POSITIONS - border + 15) / 16 * 16, 0},
                             .prefix_tokens = border};
 }
 
@@ -31,7 +32,7 @@ static void fill(uint64_t* state, float* numbers, size_t count, float scale) {
 
 static void append_all(const clb_attention_shape* shape, const clb_attention_kv* kv, uint32_t tokens) {
   for (uint32_t p = 0; p < tokens; ++p) {
-    clb_kv_append(shape, kv, p, values[p]);
+    ops->kv_append(shape, kv, p, values[p]);
   }
 }
 
@@ -83,13 +84,13 @@ static void attend(const clb_attention_shape* shape, const clb_attention_kv* kv,
                                      .rows = rows,
                                      .kv_head = kv_head,
                                      .window = window};
-    clb_attention(shape, kv, &work);
+    ops->attention(shape, kv, &work);
   }
 }
 
 static const clb_attention_shape shapes[] = {
-    {4, 2, 8, CLB_FP32, 0.35f}, {4, 4, 64, CLB_FP16, 0.125f}, {32, 2, 16, CLB_FP16, 0.25f},
-    {8, 1, 6, CLB_FP32, 0.4f},  {20, 2, 34, CLB_FP16, 0.2f},  {1, 1, 2, CLB_FP16, 1.0f},
+    {4, 2, 8, CLB_FP32, 0.35f},  {4, 4, 64, CLB_FP16, 0.125f}, {32, 2, 16, CLB_FP16, 0.25f}, {8, 1, 6, CLB_FP32, 0.4f},
+    {20, 2, 34, CLB_FP16, 0.2f}, {1, 1, 2, CLB_FP16, 1.0f},    {14, 1, 48, CLB_FP32, 0.1f},
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
@@ -113,8 +114,8 @@ static void attention_is_softmax(void) {
         for (uint32_t d = 0; d < shape->head_dim; ++d) {
           const double actual = (double)output[h * shape->head_dim + d];
           if (!(fabs(actual - wanted[d]) <= 2e-5)) {
-            (void)fprintf(stderr, "%.9g, expected %.9g; shape %u first %u length %u border %u head %u dim %u\n", actual,
-                          wanted[d], s, first, lengths[i], border, h, d);
+            (void)fprintf(stderr, "%s: %.9g, expected %.9g; shape %u first %u length %u border %u head %u dim %u\n",
+                          ops->name, actual, wanted[d], s, first, lengths[i], border, h, d);
             CHECK(0);
           }
         }
@@ -173,8 +174,79 @@ static void company_changes_nothing(void) {
   }
 }
 
+/* fp16 K and V are what clb_half_of_float makes, also of values that are too large. */
+static void append_rounds_and_saturates(void) {
+  const clb_attention_shape shape = {1, 1, 34, CLB_FP16, 1.0f};
+  float row[2 * 34];
+  uint64_t state = 4;
+  fill(&state, row, 68, 3.0f);
+  row[0] = 1e9f;
+  row[33] = -1e9f;
+  row[34] = 1e-7f;
+  for (uint32_t position = 0; position < 40; ++position) {
+    const clb_attention_kv kv = make_kv(20);
+    const uint32_t index = position < 20 ? position : position - 20;
+    const uint16_t* const k = position < 20 ? kv.prefix.k : kv.own.k;
+    const uint16_t* const v = position < 20 ? kv.prefix.v : kv.own.v;
+    ops->kv_append(&shape, &kv, position, row);
+    for (uint32_t d = 0; d < 34; ++d) {
+      CHECK_EQ(k[(index / 16 * 34 + d) * 16 + index % 16], clb_half_of_float(row[d]));
+      CHECK_EQ(v[index * 34 + d], clb_half_of_float(row[34 + d]));
+    }
+    CHECK_EQ(k[((index + 1) / 16 * 34) * 16 + (index + 1) % 16], 0xffff); /* its neighbour is not touched */
+  }
+}
+
+/* A score that is NaN or infinite makes the output NaN, not a number that looks right. */
+static void not_finite_scores_are_not_hidden(void) {
+  const clb_attention_shape shape = {1, 1, 16, CLB_FP32, 1.0f};
+  const float bad[] = {NAN, INFINITY};
+  for (uint32_t i = 0; i < 2; ++i) {
+    const clb_attention_kv kv = make_kv(0);
+    memset(values, 0, sizeof values);
+    for (uint32_t d = 0; d < 16; ++d) {
+      query[d] = 1.0f;
+    }
+    append_all(&shape, &kv, 70);
+    values[3][5] = bad[i];
+    ops->kv_append(&shape, &kv, 3, values[3]);
+    attend(&shape, &kv, 69, 1, 0, query, output);
+    CHECK(isnan(output[0]));
+    attend(&shape, &kv, 69, 1, 60, query, output); /* does not see it */
+    CHECK(output[0] == 0.0f);
+  }
+}
+
+/* All tables give the same numbers within 1e-5 of the largest one. */
+static void tables_agree(void) {
+  const clb_ops* const table = ops;
+  uint64_t state = 5;
+  fill(&state, &values[0][0], sizeof values / sizeof(float), 2.0f);
+  fill(&state, query, sizeof query / sizeof(float), 3.0f);
+  for (uint32_t s = 0; s < SHAPES; ++s) {
+    const clb_attention_shape* const shape = &shapes[s];
+    const clb_attention_kv kv = make_kv(70);
+    append_all(shape, &kv, 200);
+    attend(shape, &kv, 199, 1, 0, query, output);
+    ops = clb_ops_table(0);
+    attend(shape, &kv, 199, 1, 0, query, again);
+    ops = table;
+    for (uint32_t i = 0; i < shape->heads * shape->head_dim; ++i) {
+      CHECK_NEAR(output[i], (double)again[i], 1e-5 * 2.0);
+    }
+  }
+}
+
 int main(int argc, char** argv) {
-  static const clb_test tests[] = {TEST(attention_is_softmax), TEST(border_changes_nothing),
-                                   TEST(company_changes_nothing)};
-  return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+  static const clb_test tests[] = {
+      TEST(attention_is_softmax),        TEST(border_changes_nothing),           TEST(company_changes_nothing),
+      TEST(append_rounds_and_saturates), TEST(not_finite_scores_are_not_hidden), TEST(tables_agree)};
+  int result = 0;
+  for (uint32_t i = 0; clb_ops_table(i) != NULL; ++i) {
+    ops = clb_ops_table(i);
+    if (ops->supported() == 1) {
+      result |= clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+    }
+  }
+  return result;
 }

@@ -71,14 +71,16 @@ static int32_t open_slot(fixture* f, uint32_t slot, uint32_t prompt, uint32_t ma
   return clb_cache_slot_open(&f->cache, slot, &request);
 }
 
-/* A run holds at least what was asked, wastes less than 12.5 %, and longer requests never get shorter runs. */
+/* A run holds at least what was asked, wastes less than 12.5 % or a tile, and longer requests never get shorter runs.
+ */
 static void run_sizes_waste_little(void) {
   uint32_t last = 0;
   CHECK_EQ(clb_cache_capacity(0), 0);
   for (uint32_t tokens = 1; tokens <= 70000; ++tokens) {
     const uint32_t capacity = clb_cache_capacity(tokens);
     CHECK(capacity >= tokens && capacity >= last);
-    CHECK((capacity - tokens) * 8u < capacity);
+    CHECK((capacity - tokens) * 8u < capacity || capacity - tokens < CLB_CACHE_TILE);
+    CHECK_EQ(capacity % CLB_CACHE_TILE, 0);
     CHECK_EQ(clb_cache_capacity(capacity), capacity);
     last = capacity;
   }

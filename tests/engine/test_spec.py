@@ -83,11 +83,12 @@ def test_settings_that_do_not_fit_are_named(settings: Settings, pattern: str, bu
 
 @given(st.integers(1, 1 << 20))
 def test_run_sizes_waste_less_than_an_eighth(tokens: int) -> None:
-    """A run holds what was asked for, wastes at most 12.5 % of it, and has the form n * 2^e with n in 8..16."""
+    """A run holds what was asked for, wastes at most 12.5 % of it or a tile, and is n * 2^e, n in 8..16, or small."""
     size = run_tokens(tokens)
     assert tokens <= size
-    assert (size - tokens) * 8 < size
-    if tokens > 16:
+    assert size % 16 == 0
+    assert (size - tokens) * 8 < size or size - tokens < 16
+    if tokens > 128:
         unit = size & -size
         while size // unit < 8:
             unit //= 2
