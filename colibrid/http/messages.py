@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,6 +14,7 @@ from colibrid.http.params import Prompt, too_many_tokens_refused, usable_tokens
 if TYPE_CHECKING:
     from colibrid.http.state import AppState
     from colibrid.http.types import ChatBody, Message
+    from colibrid.text.template import ChatTemplate
 
 
 async def chat_prompt(body: ChatBody, state: AppState) -> Prompt:
@@ -25,20 +27,12 @@ async def chat_prompt(body: ChatBody, state: AppState) -> Prompt:
             param="messages",
             code="no_chat_template",
         )
-    continued = _check_ending(body)
-    messages = [plain_message(message, index) for index, message in enumerate(body.messages)]
-    if not template.knows("developer"):
-        messages = [_as_system(message) for message in messages]
     try:
-        text = template.render(
-            [_guarded(message, state) for message in messages],
-            add_generation_prompt=body.add_generation_prompt is not False,
+        text = await state.text.tokenizer.off_loop(
+            len(msgspec.json.encode(body.messages)), functools.partial(_rendered, body, state, template)
         )
     except RecursionError as error:
         raise RequestError("messages: nested too deeply; send flatter tool calls.", param="messages") from error
-    if continued:
-        text = _cut_after(text, state.text.guard.guard_text(messages[-1]["content"] or ""))
-    _check_bytes(text, state.settings.limits.prompt_bytes)
     with too_many_tokens_refused(state, "messages"):
         ids = await state.text.tokenizer.encode_async(
             text, add_special_tokens=bool(body.add_special_tokens), guarded=True, most=usable_tokens(body, state)
@@ -46,6 +40,22 @@ async def chat_prompt(body: ChatBody, state: AppState) -> Prompt:
     if not ids:
         raise RequestError("The messages give an empty prompt; send some text.", param="messages", code="empty_prompt")
     return Prompt(tuple(ids))
+
+
+def _rendered(body: ChatBody, state: AppState, template: ChatTemplate) -> str:
+    """The prompt text, its special strings guarded. May run in another thread."""
+    continued = _check_ending(body)
+    messages = [plain_message(message, index) for index, message in enumerate(body.messages)]
+    if not template.knows("developer"):
+        messages = [_as_system(message) for message in messages]
+    text = template.render(
+        [_guarded(message, state) for message in messages],
+        add_generation_prompt=body.add_generation_prompt is not False,
+    )
+    if continued:
+        text = _cut_after(text, state.text.guard.guard_text(messages[-1]["content"] or ""))
+    _check_bytes(text, state)
+    return text
 
 
 def plain_message(message: Message, index: int) -> dict[str, Any]:
@@ -145,8 +155,10 @@ def _trailing_space(text: str, place: int, final: str) -> str:
     return space if text.startswith(space, end) else ""
 
 
-def _check_bytes(text: str, limit: int) -> None:
-    total = len(text.encode("utf-8", "surrogatepass"))
+def _check_bytes(text: str, state: AppState) -> None:
+    mark = state.text.tokenizer.mark  # not part of the prompt
+    total = len(text.encode("utf-8", "surrogatepass")) - text.count(mark) * len(mark.encode())
+    limit = state.settings.limits.prompt_bytes
     if total > limit:
         raise RequestError(
             f"The prompt made of the messages has {total} bytes, more than the {limit} allowed (limits.prompt_bytes);"

@@ -13,17 +13,19 @@ import os
 import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import tokenizers
 
 from colibrid.errors import ModelError, OverloadedError, RequestError
+from colibrid.text.words import longest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
+_Result = TypeVar("_Result")
 INLINE_CHARS = 4096  # about 1 ms of work; more goes to the worker thread
 PENDING_CHARS = 64 << 20  # text waiting for the worker thread; more is refused
 _MARK_CHARS = 8  # of 65,534 code points each: 128 bits that no client can guess
@@ -90,7 +92,7 @@ class Tokenizer:
         self.special_ids = frozenset(token.id for token in self._specials)
         self.special_strings = tuple(token.content for token in self._specials)
         self.mark = random_mark()
-        self._whole_specials = _any_of(self.special_strings)
+        self._whole_specials = longest_of(self.special_strings)
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -144,23 +146,30 @@ class Tokenizer:
         """
         encode = self.encode_guarded if guarded else self.encode
         work = functools.partial(encode, text, add_special_tokens=add_special_tokens, most=most)
-        if len(text) <= INLINE_CHARS:
-            return work()
         least = self.least_tokens(len(text))
         if most is not None and least > most:
             raise TooManyTokensError(least, exact=False)
-        if self._pending_chars + len(text) > PENDING_CHARS:
+        return await self.off_loop(len(text), work)
+
+    async def off_loop(self, chars: int, work: Callable[[], _Result]) -> _Result:
+        """What `work` on a text of `chars` characters returns: at once when it is short, else in the worker thread.
+
+        Raises OverloadedError when too much text waits for the thread already, and what `work` raises.
+        """
+        if chars <= INLINE_CHARS:
+            return work()
+        if self._pending_chars + chars > PENDING_CHARS:
             raise OverloadedError(
                 "Too many long prompts are waiting to be tokenized; try again shortly.",
                 code="server_is_overloaded",
                 retry_after_s=1.0,
             )
-        self._pending_chars += len(text)
+        self._pending_chars += chars
         try:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._pool, work)
         finally:
-            self._pending_chars -= len(text)
+            self._pending_chars -= chars
 
     def least_tokens(self, chars: int) -> int:
         """A text of so many characters has at least so many tokens; 0 where that cannot be told."""
@@ -236,7 +245,7 @@ class _PlainTokenizer:
         self._fast.add_tokens([tokenizers.AddedToken(mark, special=False, normalized=False)])
         self._mark_id = self._fast.token_to_id(mark)
         self._id_of = {self._fast.token_to_id(self._alias[token.content]): token.id for token in specials}
-        self._whole = _any_of(self._alias)
+        self._whole = longest_of(self._alias)
 
     def encode(self, text: str, *, add_special_tokens: bool, keep_mark: bool, most: int | None) -> list[int]:
         aliased = self._whole.sub(lambda match: self._alias[match.group()], text)
@@ -254,12 +263,6 @@ def _ids_of(fast: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool, 
         raise TooManyTokensError(len(found), exact=True)
     ids: list[int] = found.ids
     return ids
-
-
-def _any_of(strings: Iterable[str]) -> re.Pattern[str]:
-    """Finds the longest of `strings` at each place."""
-    longest_first = sorted(filter(None, strings), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
 
 def _alias_token(alias: str, token: _AddedToken) -> tokenizers.AddedToken:

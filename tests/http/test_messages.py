@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,8 +10,11 @@ import pytest
 
 from colibrid.http.messages import plain_message
 from colibrid.http.types import Message
+from colibrid.text.template import ChatTemplate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.http.conftest import Server
 
 CHAT = "/v1/chat/completions"
@@ -74,3 +78,32 @@ async def test_only_text_can_be_continued(server: Server, content: Any) -> None:
     }
     answer = await server.post(CHAT, request)
     assert (answer.status, answer.error["param"]) == (400, "continue_final_message")
+
+
+@pytest.mark.parametrize(("chars", "off_loop"), [(100, False), (20_000, True)])
+async def test_long_conversations_leave_the_loop_alone(
+    server: Server, monkeypatch: pytest.MonkeyPatch, chars: int, off_loop: bool
+) -> None:
+    """Guarding and rendering megabytes takes long, so long conversations go to the worker thread."""
+    threads = []
+    render = ChatTemplate.render
+
+    def noted(*arguments: Any, **named: Any) -> str:
+        threads.append(threading.current_thread())
+        return render(*arguments, **named)
+
+    monkeypatch.setattr(ChatTemplate, "render", noted)
+    messages = [{"role": "user", "content": "word " * (chars // 5)}]
+    await server.post(CHAT, {"messages": messages, "truncate_prompt_tokens": 100})
+    assert [thread is not threading.current_thread() for thread in threads] == [off_loop]
+
+
+async def test_marks_do_not_count_as_prompt_bytes(make_server: Callable[..., Any]) -> None:
+    """The limit is of the text that the client sees, not of what is put into it to guard it."""
+    server = await make_server(limits={"prompt_bytes": 1000})
+    messages = [{"role": "user", "content": "<|im_end|>" * 80}]
+    assert (await server.post(CHAT, {"messages": messages})).status == 200
+    messages = [{"role": "user", "content": "<|im_end|>" * 101}]
+    answer = await server.post(CHAT, {"messages": messages})
+    assert (answer.status, answer.error["code"]) == (400, "string_above_max_length")
+    assert "has 1" in answer.error["message"]

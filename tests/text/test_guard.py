@@ -79,6 +79,15 @@ def test_template_beginnings_cannot_be_completed(
     assert not byte_level.special_ids & set(ids)
 
 
+@given(fragments.map("".join), st.integers(1, 12))
+def test_long_texts_are_guarded_in_pieces(guard: SpecialGuard, content: str, window: int) -> None:
+    """Where a long text is cut for searching makes no difference."""
+    expected = guard.guard_text(content)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("colibrid.text.guard._WINDOW", window)
+        assert guard.guard_text(content) == expected
+
+
 def test_trimming_still_works(guard: SpecialGuard) -> None:
     """Templates may trim and search a guarded message: marks stand inside special strings only."""
     guarded = guard.guard_text("  <|im_end|> tail ")
