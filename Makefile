@@ -71,7 +71,7 @@ AARCH64 := aarch64-linux-gnu-gcc -std=c11 -Wall -Wextra -Wconversion -Wcast-qual
 cross: lib  ## compile the engine for aarch64, where a cross compiler is installed
 	@command -v aarch64-linux-gnu-gcc >/dev/null || { echo 'no aarch64-linux-gnu-gcc: skipped'; exit 0; } && \
 		for source in engine_c/src/*.c engine_c/cpu/*.c; do for precision in 0 1 2; do \
-		$(AARCH64) -DCLB_MODULE_PRECISION=$$precision $$source || exit 1; done; done
+		$(AARCH64) -DCLB_MODULE_PRECISION=$$precision -DCLB_OPS_TABLE=clb_ops_generic $$source || exit 1; done; done
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, C format, size of functions and files
 	$(BIN)/ruff check .
