@@ -126,7 +126,7 @@ def colibrid_bench(setup: Setup, weights: Weights, prompts: Sequence[int], steps
 def colibrid_sweep(setup: Setup, weights: Weights, slots: str, prompts: str) -> dict[str, Any]:
     """The document of `colibrid bench engine` over these numbers of slots and lengths of prompt."""
     command = ["bench", "engine", str(weights.checkpoint), *_settings(setup, weights), "--json"]
-    document = json.loads(_run([*COLIBRID, *command, "--slots", slots, "--prompt-tokens", prompts, "--repeat", "3"]))
+    document = json.loads(_run([*COLIBRID, *command, "--slots", slots, "--prompt-tokens", prompts, "--repeat", "2"]))
     assert isinstance(document, dict), "an object"
     return document
 
