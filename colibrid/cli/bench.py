@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +14,7 @@ import msgspec
 
 from colibrid import __version__
 from colibrid.cli.options import engine_options, load_settings
+from colibrid.cli.shapes import SHAPES, write_shape
 from colibrid.config.environment import read_environment
 from colibrid.config.load import BUILT_IN
 from colibrid.errors import ConfigError
@@ -19,7 +22,7 @@ from colibrid.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from colibrid.cli.engine_bench import EngineBench, Load, Row
+    from colibrid.cli.engine_bench import EngineBench, Load, Probe, Row
     from colibrid.config.load import Loaded
     from colibrid.config.settings import Settings
     from colibrid.engine.spec import EngineSpec
@@ -38,6 +41,7 @@ def bench() -> None:
 @click.argument("model", metavar="[MODEL]", required=False)
 @engine_options
 @click.option("--dummy", is_flag=True, help="Random weights: MODEL needs no more than a config.json.")
+@click.option("--shape", type=click.Choice(list(SHAPES)), help="A published model's shape with random weights.")
 @click.option("--slots", "slot_list", default="1,2,4,8,16,32", show_default=True, metavar="N,N,…",
               help="Numbers of requests computed together.")  # fmt: skip
 @click.option("--prompt-tokens", "prompt_list", default="128", show_default=True, metavar="N,N,…",
@@ -52,6 +56,7 @@ def engine(
     config_file: str | None,
     sets: tuple[str, ...],
     dummy: bool,
+    shape: str | None,
     slot_list: str,
     prompt_list: str,
     steps: int,
@@ -69,14 +74,20 @@ def engine(
 
     slots = _numbers("--slots", slot_list, _MAX_SLOTS)
     prompts = _numbers("--prompt-tokens", prompt_list, _MAX_PROMPT)
-    sets = (*sets, f"batch.slots={max(slots)}", *(("model.weights=dummy",) if dummy else ()))
+    if shape is not None and model is not None:
+        raise click.UsageError("--shape takes the place of MODEL; leave one of them out")
+    random_weights = ("model.weights=dummy",) if dummy or shape is not None else ()
+    sets = (*sets, f"batch.slots={max(slots)}", *random_weights)
     cpus = os.sched_getaffinity(0)  # now: an engine pins the thread that opens it
     settings = _quiet(load_settings(read_environment(), config_file, sets, given))
     loads = [
         Load(slots=count, prompt_tokens=prompt, steps=steps, repeat=repeat) for prompt in prompts for count in slots
     ]
-    spec, manifest, opened = _open(settings, model, loads)
-    with opened:
+    with ExitStack() as stack:
+        if shape is not None:
+            model = str(write_shape(shape, Path(stack.enter_context(TemporaryDirectory()))))
+        spec, manifest, opened = _open(settings, model, loads)
+        stack.enter_context(opened)
         _measure(opened, spec, manifest, loads, cpus, as_json=as_json)
 
 
@@ -104,8 +115,6 @@ def _open(settings: Settings, model: str | None, loads: Sequence[Load]) -> tuple
     library = Library()
     environment = read_environment()
     settings = settled(settings, model, environment, library)
-    if settings.engine.device == "cuda":
-        raise ConfigError("bench engine measures the CPU engine only; add --device cpu")
     resolved = resolve_model(model, settings, environment, library)
     manifest = open_pack(resolved.path, check_files=settings.model.weights == "files").manifest
     spec = make_spec(settings, str(resolved.path), manifest)
@@ -122,13 +131,24 @@ def _open(settings: Settings, model: str | None, loads: Sequence[Load]) -> tuple
 def _measure(
     opened: EngineBench, spec: EngineSpec, manifest: Manifest, loads: Sequence[Load], cpus: set[int], *, as_json: bool
 ) -> None:
-    from colibrid.cli.bench_bandwidth import PROBE_BYTES, BandwidthProbe, probe_threads  # noqa: PLC0415
+    from colibrid.cli.bench_bandwidth import (  # noqa: PLC0415
+        PROBE_BYTES,
+        BandwidthProbe,
+        GpuBandwidthProbe,
+        probe_threads,
+    )
     from colibrid.cli.bench_report import engine_head, engine_line, machine_name  # noqa: PLC0415
+    from colibrid.engine.spec import device_name  # noqa: PLC0415
 
-    probe = BandwidthProbe(probe_threads(opened.threads, len(cpus)), PROBE_BYTES, cpus)
+    if opened.gpu is None:
+        machine, device = machine_name(len(cpus)), device_name(spec)
+        probe: Probe = BandwidthProbe(probe_threads(opened.threads, len(cpus)), PROBE_BYTES, cpus)
+    else:
+        machine, probe = opened.gpu.info.name, GpuBandwidthProbe(opened.gpu)
+        device = f"cuda, {machine}"
     opened.warm_up()
     if not as_json:
-        for line in engine_head(manifest, spec, opened.threads, probe.threads, probe.measure()):
+        for line in engine_head(manifest, spec, device, probe.reader, probe.measure()):
             print(line)
     rows: list[Row] = []
     for load in loads:
@@ -138,7 +158,7 @@ def _measure(
     if as_json:
         document = {
             "version": __version__,
-            "machine": machine_name(len(cpus)),
+            "machine": machine,
             "model": manifest.name,
             "family": manifest.family,
             "weights": "random" if spec.weights == "dummy" else "files",

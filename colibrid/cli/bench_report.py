@@ -29,22 +29,17 @@ def machine_name(cpus: int, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return f"{names[0] if names else platform.machine()}, {_count(cpus, 'CPU')}"
 
 
-def engine_head(
-    manifest: Manifest, spec: EngineSpec, threads: int, probe_threads: int, bandwidth: float
-) -> Iterator[str]:
+def engine_head(manifest: Manifest, spec: EngineSpec, device: str, reader: str, bandwidth: float) -> Iterator[str]:
     """What stands above the lines of `bench engine`; bandwidth in bytes a second."""
     parts = footprint(manifest)
     weights = "random weights, " if spec.weights == "dummy" else "weights "
     yield f"model      {manifest.name} ({manifest.family}), {weights}{manifest.precision}, KV {spec.kv_precision}"
-    yield (
-        f"device     {spec.device}, {_count(threads, 'thread')}; chunks of {spec.prefill_chunk}, "
-        f"{spec.prefill_tokens} tokens a prefill step"
-    )
+    yield (f"device     {device}; chunks of {spec.prefill_chunk}, {spec.prefill_tokens} tokens a prefill step")
     yield (
         f"bytes      {format_bytes(parts.dense_read)} dense a step + {format_bytes(int(parts.mean_expert))} a run of an "
         f"expert ({parts.expert_count} in {len(manifest.layers)} layers)"
     )
-    yield f"read       {bandwidth / 1e9:.1f} GB/s by {_count(probe_threads, 'thread')}, measured now and beside each line"
+    yield f"read       {bandwidth / 1e9:.1f} GB/s by {reader}, measured now and beside each line"
     yield ""
     yield "                prefill   decode     step    layer  above floor  experts    calls       bytes     of"
     yield " batch  context   tok/s    tok/s       ms       us     us/layer   a step    saved      a step  floor"

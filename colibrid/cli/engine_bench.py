@@ -13,7 +13,7 @@ import statistics
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from colibrid.cli.bench_bandwidth import BandwidthProbe
+    from colibrid.engine.device_cuda import CudaDevice
     from colibrid.engine.spec import EngineSpec
     from colibrid.engine.state import MemoryPlan
     from colibrid.model.manifest import Manifest
@@ -83,6 +83,22 @@ class _Decoded(msgspec.Struct, frozen=True):
     assignments: int
 
 
+class Probe(Protocol):
+    """Measures how fast the device reads its memory."""
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def reader(self) -> str:
+        """Who reads, for people."""
+        ...
+
+    def measure(self) -> float:
+        """Bytes a second."""
+        ...
+
+
 class EngineBench:
     """An open engine and its channel, both in this process. Use as a context manager."""
 
@@ -95,6 +111,7 @@ class EngineBench:
         self._generation = 0
         self._stack = ExitStack()
         self.plan: MemoryPlan
+        self.gpu: CudaDevice | None = None
         try:
             self._open()
         except BaseException:
@@ -105,7 +122,7 @@ class EngineBench:
     def threads(self) -> int:
         return int(self._setup.config.threads)
 
-    def measure(self, load: Load, probe: BandwidthProbe) -> Row:
+    def measure(self, load: Load, probe: Probe) -> Row:
         """Prefill `slots` prompts, then decode `steps` tokens of each; both several times."""
         slots, steps, layers = load.slots, load.steps, len(self._manifest.layers)
         bandwidth = probe.measure()
@@ -158,6 +175,11 @@ class EngineBench:
         self._stack.callback(mapping.close)
         self._setup = setup = EngineSetup(library, spec, self._manifest)
         self.plan = setup.plan()
+        if spec.device == "cuda":
+            # Imported here: a CPU bench does without.
+            from colibrid.engine.gpu import attach_gpu  # noqa: PLC0415
+
+            self.plan, self.gpu = attach_gpu(setup, mapping, self._stack)
         self._engine, error = ctypes.c_void_p(), abi.Error()
         with ExitStack() as opening:
             modules = opening.enter_context(KernelModules())
@@ -202,20 +224,27 @@ class EngineBench:
             self._turn()
             started |= {event.slot for event in self._events() if event.kind == abi.EventKind.TOKEN}
         before, seconds = self._stats(), 0.0
+        begun = time.perf_counter()
         for _ in range(load.steps):
             seconds += self._turn()
             self._events()
+        elapsed = time.perf_counter() - begun
         after = self._stats()
         done = after.steps_decode - before.steps_decode
-        if done != load.steps:
+        if self.gpu is not None:
+            seconds = elapsed  # a GPU works while events are read, and steps end a turn late
+        if abs(done - load.steps) > (0 if self.gpu is None else 1):
             raise EngineError(f"{load.steps} turns made {done} decode steps; report this as a bug")
+        runs = after.expert_launches - before.expert_launches
+        if self.gpu is not None:
+            runs = round(done * expected_runs(self._manifest, load.slots))
         self._push([Command(abi.CommandKind.CLOSE, slot, self._generation) for slot in range(load.slots)])
         while self._stats().slots_open:
             self._turn()
             self._events()
         return _Decoded(
-            seconds / load.steps,
-            after.expert_launches - before.expert_launches,
+            seconds / done,
+            runs,
             after.expert_assignments - before.expert_assignments,
         )
 
@@ -263,6 +292,18 @@ class EngineBench:
         stats = abi.Stats()
         self._library.c.clb_engine_stats(self._engine, ctypes.byref(stats))
         return stats
+
+
+def expected_runs(manifest: Manifest, tokens: int) -> float:
+    """Distinct experts that a step of so many tokens hits, over all layers, if each token's are drawn alike.
+
+    What a GPU bench goes by: a step there does not tell which experts it used.
+    """
+    return sum(
+        layer.experts * (1 - (1 - layer.experts_per_token / layer.experts) ** tokens)
+        for layer in manifest.layers
+        if layer.experts
+    )
 
 
 def _repeat(times: int, measure: Callable[[], _T]) -> list[_T]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -225,6 +226,24 @@ class CudaDevice:
             channel_device=channel_device,
             multiprocessors=self.info.multiprocessors,
         )
+
+    def copy_bandwidth(self, size: int = 256 << 20, rounds: int = 20) -> float:
+        """Bytes a second that a copy on the device reads and writes, for benches. Needs 2 * size of free memory."""
+        blocks = [_call(self.driver, "cuMemAlloc", size) for _ in range(2)]
+        try:
+            self._copy(blocks, size, rounds)  # the clocks rise
+            return 2 * size * rounds / self._copy(blocks, size, rounds)
+        finally:
+            for block in blocks:
+                self.driver.cuMemFree(block)
+
+    def _copy(self, blocks: list[Any], size: int, rounds: int) -> float:
+        """Seconds."""
+        started = time.perf_counter()
+        for _ in range(rounds):
+            _call(self.driver, "cuMemcpyDtoDAsync", *blocks, size, self.stream)
+        self.synchronise()
+        return time.perf_counter() - started
 
     def synchronise(self) -> None:
         """Wait until everything in the stream is done. DeviceError iff something in it failed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from colibrid.engine.cubins import CPU_HINT, DeviceError
 from colibrid.engine.device_cuda import CudaDevice, DeviceInfo, probe
@@ -34,6 +34,13 @@ def require_kernels(cubins: Path = CUBIN_FOLDER) -> None:
         )
 
 
+class Attached(NamedTuple):
+    """A GPU that waits for its engine to open."""
+
+    plan: MemoryPlan
+    device: CudaDevice
+
+
 def attach_gpu(
     setup: EngineSetup,
     channel: EngineChannel,
@@ -41,8 +48,8 @@ def attach_gpu(
     *,
     cubins: Path = CUBIN_FOLDER,
     warn: Callable[[str], None] = lambda _: None,
-) -> tuple[MemoryPlan, str]:
-    """Open GPU 0 for the engine that `setup` describes: the bill, and the GPU's name.
+) -> Attached:
+    """Open GPU 0 for the engine that `setup` describes.
 
     `stack` gets what closes the GPU again; the engine must be closed before. DeviceError or ConfigError: there is no
     GPU that can serve, or the engine does not fit.
@@ -56,4 +63,4 @@ def attach_gpu(
     pinned = device.pinned(plan.pinned)
     mapped = device.map_host(channel.base, -(-channel.size // _PAGE) * _PAGE)
     setup.use_device(device.describe(pinned=pinned, channel_device=mapped))
-    return plan, device.info.name
+    return Attached(plan, device)

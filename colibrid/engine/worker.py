@@ -159,10 +159,10 @@ def _take_device(
         control.send(sock, control.Log(level="warning", event="gpu", fields={"text": text}))
 
     try:
-        plan, name = attach_gpu(setup, channel, stack, warn=warn)
+        gpu = attach_gpu(setup, channel, stack, warn=warn)
     except DeviceError as error:
         raise ConfigError(str(error)) from error
-    return plan, f"cuda, {name}"
+    return gpu.plan, f"cuda, {gpu.device.info.name}"
 
 
 def _open(library: Library, setup: EngineSetup, pack_dir: str | None) -> ctypes.c_void_p:

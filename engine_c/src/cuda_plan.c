@@ -181,7 +181,7 @@ static void plan_outputs(const clb_model_desc* model, clb_cuda_layout* at, uint6
   const uint64_t vocab = model->vocab_size;
   at->logits = take(end, CLB_FEW_ROWS * vocab * sizeof(float));
   at->candidates = take(end, CLB_FEW_ROWS * ((vocab + CLB_TILE - 1u) / CLB_TILE) * sizeof(clb_token_bias));
-  at->scratch_stride = clb_align_up(CLB_SAMPLE_SCRATCH_BYTES(vocab), ALIGNMENT);
+  at->scratch_stride = clb_align_up(vocab * sizeof(float), ALIGNMENT);
   at->scratch = take(end, CLB_FEW_ROWS * at->scratch_stride);
 }
 

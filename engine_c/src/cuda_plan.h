@@ -17,7 +17,6 @@
 
 #define CLB_CUDA_DECODE_BUCKETS 9u   /* rows 1, 2, 4, 8, 16, 24, 32, 48, 64 */
 #define CLB_CUDA_PREFILL_BUCKETS 12u /* rows 64, 128, 256, ... and prefill_tokens */
-#define CLB_SAMPLE_SCRATCH_BYTES(vocab) (65536u + (uint64_t)(vocab) * 16u)
 #define CLB_CUDA_STAGES CLB_MAILBOX_STEPS
 #define CLB_CUDA_LOAD_BUFFERS 2u
 

@@ -9,10 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colibrid.cli import bench_bandwidth
-from colibrid.cli.engine_bench import Load
+from colibrid.cli.engine_bench import Load, expected_runs
 from colibrid.cli.main import run
+from colibrid.cli.shapes import SHAPES, write_shape
+from colibrid.config.settings import BatchSettings, EngineSettings, ModelSettings, Settings
 from colibrid.engine import gpu
+from colibrid.engine.configure import plan_memory
 from colibrid.engine.cubins import DeviceError
+from colibrid.engine.library import Library
+from colibrid.engine.spec import make_spec
+from colibrid.model.cache import BUNDLED_MODEL
+from colibrid.model.dummy import dummy_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,13 +160,26 @@ def test_nothing_but_the_document_is_printed(
         assert ("device_cpu" in err) == said
 
 
-def test_a_gpu_is_not_measured_as_if_it_were_a_cpu(
-    bundled_pack: Pack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the GPU would be taken, the message says how to measure the CPU."""
-    monkeypatch.setattr(gpu, "find_gpu", lambda: None)
-    assert run(["bench", "engine", str(bundled_pack.path), "--device", "cuda"]) == 78
-    assert "--device cpu" in capsys.readouterr().err
+def test_a_gpu_hits_the_experts_that_chance_gives() -> None:
+    """One token hits its k experts in every MoE layer, very many tokens hit all."""
+    manifest = dummy_manifest(BUNDLED_MODEL)
+    moe = [layer for layer in manifest.layers if layer.experts]
+    assert expected_runs(manifest, 1) == pytest.approx(sum(layer.experts_per_token for layer in moe))
+    assert expected_runs(manifest, 1000) == pytest.approx(sum(layer.experts for layer in moe))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_is_measured_without_its_files(name: str, tmp_path: Path) -> None:
+    """Every named shape is a model that a GPU's kernels can compute, with random weights."""
+    manifest = dummy_manifest(write_shape(name, tmp_path), backend="cuda")
+    settings = Settings(
+        engine=EngineSettings(device="cuda"),
+        model=ModelSettings(weights="dummy", max_seq_len=1024),
+        batch=BatchSettings(slots=1),
+    )
+    plan = plan_memory(Library(), make_spec(settings, "", manifest), manifest)
+    assert manifest.name == name
+    assert 12 << 30 < plan.weights < 96 << 30
 
 
 def test_the_machine_is_named_before_the_engine_pins_a_thread(
