@@ -16,31 +16,29 @@ typedef struct kernel_name {
   uint32_t by_weights; /* 1: a part for that of the weights */
 } kernel_name;
 
-static const kernel_name names[CLB_CUDA_KERNELS] = {
-    [CLB_CUDA_EMBED] = {"clb_embed", sizeof(clb_embed_args), 0, 1},
-    [CLB_CUDA_LINEAR] = {"clb_linear", sizeof(clb_matmul_args), 0, 1},
-    [CLB_CUDA_LINEAR_MANY] = {"clb_linear_many", sizeof(clb_matmul_args), 0, 1},
-    [CLB_CUDA_ROUTER_LOGITS] = {"clb_router_logits", sizeof(clb_router_logits_args), 0, 0},
-    [CLB_CUDA_ROUTER] = {"clb_router_fp32", sizeof(clb_router_args), 0, 0},
-    [CLB_CUDA_BUCKET] = {"clb_bucket", sizeof(clb_bucket_args), 0, 0},
-    [CLB_CUDA_GATE_UP] = {"clb_expert_gate_up", sizeof(clb_expert_gate_up_args), 0, 1},
-    [CLB_CUDA_DOWN] = {"clb_expert_down", sizeof(clb_expert_down_args), 0, 1},
-    [CLB_CUDA_GATE_UP_MANY] = {"clb_expert_gate_up_many", sizeof(clb_expert_many_args), 0, 1},
-    [CLB_CUDA_DOWN_MANY] = {"clb_expert_down_many", sizeof(clb_expert_many_args), 0, 1},
-    [CLB_CUDA_COMBINE] = {"clb_combine", sizeof(clb_combine_args), 0, 1},
-    [CLB_CUDA_ATTEND] = {"clb_attend", sizeof(clb_attend_args), 1, 0},
-    [CLB_CUDA_ATTEND_COMBINE] = {"clb_attend_combine", sizeof(clb_attend_args), 0, 1},
-    [CLB_CUDA_APPEND] = {"clb_append", sizeof(clb_prefill_attention_args), 1, 0},
-    [CLB_CUDA_ATTEND_MANY] = {"clb_attend_many", sizeof(clb_prefill_attention_args), 1, 1},
-    [CLB_CUDA_SAMPLE] = {"clb_sample", sizeof(clb_sample_args), 0, 0},
-    [CLB_CUDA_PUBLISH] = {"clb_publish", sizeof(clb_publish_args), 0, 0},
-    [CLB_CUDA_PROMPT_LOGPROBS] = {"clb_prompt_logprobs", sizeof(clb_prompt_logprobs_args), 0, 0},
-    [CLB_CUDA_DUMMY] = {"clb_dummy", sizeof(clb_dummy_args), 0, 0},
-};
-
-static const char* const precisions[] = {"_fp32", "_fp16", "_bf16"};
-
 int32_t clb_cuda_find_kernels(clb_engine* engine, uint32_t precision, clb_error* error) {
+  static const kernel_name names[CLB_CUDA_KERNELS] = {
+      [CLB_CUDA_EMBED] = {"clb_embed", sizeof(clb_embed_args), 0, 1},
+      [CLB_CUDA_LINEAR] = {"clb_linear", sizeof(clb_matmul_args), 0, 1},
+      [CLB_CUDA_LINEAR_MANY] = {"clb_linear_many", sizeof(clb_matmul_args), 0, 1},
+      [CLB_CUDA_ROUTER_LOGITS] = {"clb_router_logits", sizeof(clb_router_logits_args), 0, 0},
+      [CLB_CUDA_ROUTER] = {"clb_router_fp32", sizeof(clb_router_args), 0, 0},
+      [CLB_CUDA_BUCKET] = {"clb_bucket", sizeof(clb_bucket_args), 0, 0},
+      [CLB_CUDA_GATE_UP] = {"clb_expert_gate_up", sizeof(clb_expert_gate_up_args), 0, 1},
+      [CLB_CUDA_DOWN] = {"clb_expert_down", sizeof(clb_expert_down_args), 0, 1},
+      [CLB_CUDA_GATE_UP_MANY] = {"clb_expert_gate_up_many", sizeof(clb_expert_many_args), 0, 1},
+      [CLB_CUDA_DOWN_MANY] = {"clb_expert_down_many", sizeof(clb_expert_many_args), 0, 1},
+      [CLB_CUDA_COMBINE] = {"clb_combine", sizeof(clb_combine_args), 0, 1},
+      [CLB_CUDA_ATTEND] = {"clb_attend", sizeof(clb_attend_args), 1, 0},
+      [CLB_CUDA_ATTEND_COMBINE] = {"clb_attend_combine", sizeof(clb_attend_args), 0, 1},
+      [CLB_CUDA_APPEND] = {"clb_append", sizeof(clb_prefill_attention_args), 1, 0},
+      [CLB_CUDA_ATTEND_MANY] = {"clb_attend_many", sizeof(clb_prefill_attention_args), 1, 1},
+      [CLB_CUDA_SAMPLE] = {"clb_sample", sizeof(clb_sample_args), 0, 0},
+      [CLB_CUDA_PUBLISH] = {"clb_publish", sizeof(clb_publish_args), 0, 0},
+      [CLB_CUDA_PROMPT_LOGPROBS] = {"clb_prompt_logprobs", sizeof(clb_prompt_logprobs_args), 0, 0},
+      [CLB_CUDA_DUMMY] = {"clb_dummy", sizeof(clb_dummy_args), 0, 0},
+  };
+  static const char* const precisions[] = {"_fp32", "_fp16", "_bf16"};
   struct clb_cuda* const cuda = engine->cuda;
   int32_t status = CLB_OK;
   for (uint32_t i = 0; i < CLB_CUDA_KERNELS && status == CLB_OK; ++i) {
@@ -55,7 +53,7 @@ int32_t clb_cuda_find_kernels(clb_engine* engine, uint32_t precision, clb_error*
 
 typedef int32_t (*step_fn)(clb_engine* engine, uint32_t rows);
 
-static int32_t build(clb_engine* engine, step_fn launch, uint32_t rows, void** executable) {
+static int32_t build_graph(clb_engine* engine, step_fn launch, uint32_t rows, void** executable) {
   clb_driver* const d = &engine->cuda->driver;
   void* const stream = engine->cuda->device.stream;
   void* graph = NULL;
@@ -78,11 +76,11 @@ int32_t clb_cuda_build_graphs(clb_engine* engine, clb_error* error) {
   const uint32_t slots = engine->config.channel.slots;
   int32_t status = CLB_OK;
   for (uint32_t i = 0; status == CLB_OK && i <= clb_cuda_decode_bucket(slots); ++i) {
-    status = build(engine, clb_cuda_launch_decode, clb_cuda_decode_rows(i), &cuda->decode[i]);
+    status = build_graph(engine, clb_cuda_launch_decode, clb_cuda_decode_rows(i), &cuda->decode[i]);
   }
   const uint32_t most = cuda->at.max_rows;
   for (uint32_t i = 0; status == CLB_OK && clb_cuda_prefill_rows(i, most) != 0u; ++i) {
-    status = build(engine, clb_cuda_launch_prefill, clb_cuda_prefill_rows(i, most), &cuda->prefill[i]);
+    status = build_graph(engine, clb_cuda_launch_prefill, clb_cuda_prefill_rows(i, most), &cuda->prefill[i]);
   }
   return status == CLB_ERR_DEVICE ? clb_cuda_fail(engine, error, "building the graphs of steps") : status;
 }

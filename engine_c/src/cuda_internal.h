@@ -18,7 +18,7 @@
 #include "driver.h"
 #include "engine_internal.h"
 
-typedef enum clb_cuda_kernel {
+enum {
   CLB_CUDA_EMBED = 0,
   CLB_CUDA_LINEAR,
   CLB_CUDA_LINEAR_MANY,
@@ -39,7 +39,7 @@ typedef enum clb_cuda_kernel {
   CLB_CUDA_PROMPT_LOGPROBS,
   CLB_CUDA_DUMMY,
   CLB_CUDA_KERNELS
-} clb_cuda_kernel;
+}; /* clb_cuda_kernel */
 
 /* A step that was launched and not seen yet. */
 typedef struct clb_cuda_flight {

@@ -47,8 +47,8 @@ static unsigned char* free_buffer(void* context, uint64_t offset, int32_t* statu
 }
 
 /* The part of each section that lies in the piece has finite values only. */
-static int32_t check_finite(const loader* state, uint64_t begin, const unsigned char* data, uint64_t bytes,
-                            clb_error* error) {
+static int32_t check_piece_values(const loader* state, uint64_t begin, const unsigned char* data, uint64_t bytes,
+                                  clb_error* error) {
   const clb_model_desc* const model = state->config->model;
   for (uint32_t i = state->first; i < model->section_count && state->placement.sorted[i]->file == state->file; ++i) {
     const clb_section_desc* const section = state->placement.sorted[i];
@@ -71,11 +71,11 @@ static int32_t check_finite(const loader* state, uint64_t begin, const unsigned 
   return CLB_OK;
 }
 
-static int32_t take_piece(void* context, uint64_t offset, const unsigned char* data, uint64_t bytes, clb_error* error) {
+static int32_t copy_piece(void* context, uint64_t offset, const unsigned char* data, uint64_t bytes, clb_error* error) {
   loader* const state = context;
   clb_driver* const d = driver_of(state);
   const uint64_t place = state->cuda->at.weights + state->placement.files[state->file] + offset;
-  int32_t status = check_finite(state, offset, data, bytes, error);
+  int32_t status = check_piece_values(state, offset, data, bytes, error);
   status = status != CLB_OK ? status : d->copy_in(d, stream_of(state), clb_cuda_at(state->cuda, place), data, bytes);
   status = status != CLB_OK
                ? status
@@ -86,9 +86,9 @@ static int32_t take_piece(void* context, uint64_t offset, const unsigned char* d
   return status;
 }
 
-static int32_t read_files(loader* state, clb_error* error) {
+static int32_t copy_files(loader* state, clb_error* error) {
   const clb_model_desc* const model = state->config->model;
-  const clb_file_sink sink = {state, free_buffer, take_piece};
+  const clb_file_sink sink = {state, free_buffer, copy_piece};
   int32_t status = CLB_OK;
   for (uint32_t i = 0; status == CLB_OK && i < model->file_count; ++i) {
     state->file = i;
@@ -107,7 +107,7 @@ static int32_t load_files(loader* state, clb_error* error) {
     status = d->event_create(d, &state->copied[i]);
     status = status != CLB_OK ? status : d->event_record(d, state->copied[i], stream_of(state));
   }
-  status = status != CLB_OK ? status : read_files(state, error);
+  status = status != CLB_OK ? status : copy_files(state, error);
   const int32_t waited = d->stream_wait(d, stream_of(state)); /* also after a failure: the buffers are the worker's */
   for (uint32_t i = 0; i < CLB_CUDA_LOAD_BUFFERS; ++i) {
     if (state->copied[i] != NULL) {
@@ -127,7 +127,7 @@ static void set_tensor(const loader* state, clb_weight_table* table, clb_place p
   /* Never dereferenced here: the table of a device holds its addresses. */
   tensor->data = (const void*)(uintptr_t)clb_cuda_at(state->cuda, state->cuda->at.weights + offset);
   tensor->precision = precision;
-  tensor->layout = demand.narrow != 0 ? CLB_LAYOUT_MMA : CLB_LAYOUT_FLAT;
+  tensor->layout = demand.narrow != 0u ? CLB_LAYOUT_MMA : CLB_LAYOUT_FLAT;
   tensor->rows = demand.rows;
   tensor->cols = demand.cols;
 }
@@ -155,30 +155,29 @@ static int32_t fill_dummy(const loader* state, clb_place place, const clb_tensor
 
 /* ------------------------------------------------------------ laying out */
 
-static int has_section(const clb_model_desc* model, clb_place place) {
+static bool has_section(const clb_model_desc* model, clb_place place) {
   for (uint32_t i = 0; i < model->section_count; ++i) {
     const clb_section_desc* const section = &model->section_table[i];
     if (section->role == place.role && section->layer == place.layer && section->expert == place.expert) {
-      return 1;
+      return true;
     }
   }
-  return 0;
+  return false;
 }
 
 /* Calls of this function, in the order of clb_place_next, lay dummy weights one after the other; optional ones are
-   there iff the description has them. Returns 0 for a place that stays empty. */
-static int lay_out(const clb_model_desc* model, clb_place place, uint64_t* end, uint64_t* offset) {
+   there iff the description has them. Returns false for a place that stays empty. */
+static bool lay_out_tiles(const clb_model_desc* model, clb_place place, uint64_t* end, uint64_t* offset) {
   const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
   if (demand.rows == 0u || (demand.optional != 0u && !has_section(model, place))) {
-    return 0;
+    return false;
   }
-  const uint32_t narrow = demand.narrow != 0u ? 1u : 0u;
+  const bool narrow = demand.narrow != 0u;
   *offset = *end;
-  *end = clb_align_up(
-      *end + clb_layout_bytes(narrow != 0u ? CLB_LAYOUT_MMA : CLB_LAYOUT_FLAT,
-                              narrow != 0u ? clb_cuda_precision(model) : CLB_FP32, demand.rows, demand.cols),
-      BLOCK_ALIGNMENT);
-  return 1;
+  *end = clb_align_up(*end + clb_layout_bytes(narrow ? CLB_LAYOUT_MMA : CLB_LAYOUT_FLAT,
+                                              narrow ? clb_cuda_precision(model) : CLB_FP32, demand.rows, demand.cols),
+                      BLOCK_ALIGNMENT);
+  return true;
 }
 
 int32_t clb_cuda_weights_bytes(const clb_engine_config* config, uint64_t* bytes, clb_error* error) {
@@ -195,7 +194,7 @@ int32_t clb_cuda_weights_bytes(const clb_engine_config* config, uint64_t* bytes,
     return status;
   }
   do {
-    (void)lay_out(config->model, place, &end, &offset);
+    (void)lay_out_tiles(config->model, place, &end, &offset);
   } while (clb_place_next(config->model, &place));
   *bytes = end;
   return CLB_OK;
@@ -219,7 +218,7 @@ static int32_t load_dummy(const loader* state, clb_weight_table* table) {
   clb_place place = {0, -1, -1};
   int32_t status = CLB_OK;
   do {
-    if (lay_out(model, place, &end, &offset)) {
+    if (lay_out_tiles(model, place, &end, &offset)) {
       const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
       set_tensor(state, table, place, demand.narrow != 0u ? clb_cuda_precision(model) : CLB_FP32, offset);
       status = fill_dummy(state, place, clb_weight(table, place.role, place.layer, place.expert));
@@ -228,7 +227,7 @@ static int32_t load_dummy(const loader* state, clb_weight_table* table) {
   return status;
 }
 
-static int32_t load_described(loader* state, clb_weight_table* table, clb_error* error) {
+static int32_t load_pack(loader* state, clb_weight_table* table, clb_error* error) {
   const clb_model_desc* const model = state->config->model;
   int32_t status = clb_placement_make(model, CLB_LAYOUT_MMA, &state->placement, error);
   if (status != CLB_OK) {
@@ -263,9 +262,11 @@ static int32_t copy_tables(const loader* state, const clb_weight_table* table) {
   for (uint32_t layer = 0; layer < model->layers; ++layer) {
     cuda->layer_tables[layer] = clb_cuda_at(cuda, cuda->at.expert_tables) + row * sizeof *rows;
     for (uint32_t expert = 0; expert < model->layer_table[layer].experts; ++expert) {
-      rows[row++] = expert_of(table, layer, (int32_t)expert);
+      rows[row] = expert_of(table, layer, (int32_t)expert);
+      ++row;
     }
-    rows[row++] = expert_of(table, layer, -1);
+    rows[row] = expert_of(table, layer, -1);
+    ++row;
   }
   CLB_ASSERT(row * sizeof *rows == cuda->at.table_bytes);
   (void)memcpy(inv_freq, model->rope_inv_freq, (size_t)inv_freq_bytes);
@@ -280,8 +281,7 @@ static int32_t copy_tables(const loader* state, const clb_weight_table* table) {
 int32_t clb_cuda_load(clb_engine* engine, const clb_engine_config* config, void* host, clb_error* error) {
   loader state = {.engine = engine, .cuda = engine->cuda, .config = config};
   clb_weight_table* const table = clb_table_init(config->model, host);
-  int32_t status =
-      config->weights == CLB_WEIGHTS_DUMMY ? load_dummy(&state, table) : load_described(&state, table, error);
+  int32_t status = config->weights == CLB_WEIGHTS_DUMMY ? load_dummy(&state, table) : load_pack(&state, table, error);
   status = status != CLB_OK ? status : copy_tables(&state, table);
   engine->cuda->weights = table;
   return status == CLB_ERR_DEVICE ? clb_cuda_fail(engine, error, "loading the weights") : status;

@@ -44,14 +44,14 @@ static void expect_token(clb_engine* engine, clb_cuda_flight* flight, uint32_t s
 
 /* ------------------------------------------------------------------ decode */
 
-/* 1 iff the slot's next output position may be computed, whatever the steps in flight bring. */
-static int may_launch(clb_engine* engine, uint32_t slot) {
+/* May the slot's next output position be computed, whatever the steps in flight bring? */
+static bool may_launch(clb_engine* engine, uint32_t slot) {
   const clb_slot* const s = &engine->slots[slot];
   if (s->state != CLB_SLOT_DECODE || s->launched >= s->request.max_tokens) {
-    return 0;
+    return false;
   }
   if (clb_channel_room(&engine->channel, slot) <= s->launched - s->generated) {
-    return 0;
+    return false;
   }
   return (s->request.flags & CLB_REQ_MASKED) == 0u || s->mask_position[s->launched & 1u] == s->launched;
 }
@@ -63,7 +63,8 @@ static int32_t launch_decode(clb_engine* engine, uint32_t* worked) {
   int32_t status = CLB_OK;
   for (uint32_t slot = 0; slot < engine->config.channel.slots; ++slot) {
     if (may_launch(engine, slot)) {
-      list.slots[list.count++] = slot;
+      list.slots[list.count] = slot;
+      ++list.count;
     }
   }
   if (list.count == 0u) {
@@ -73,7 +74,7 @@ static int32_t launch_decode(clb_engine* engine, uint32_t* worked) {
   for (uint32_t i = 0; i < list.count; ++i) {
     expect_token(engine, flight, list.slots[i]);
   }
-  if (memcmp(&list, &cuda->list, sizeof list) != 0) {
+  if (list.count != cuda->list.count || memcmp(list.slots, cuda->list.slots, list.count * sizeof list.slots[0]) != 0) {
     clb_slot_list* const stage = next_stage(cuda, cuda->at.host_lists, cuda->at.stage_list_bytes);
     *stage = list;
     cuda->list = list;
@@ -111,7 +112,8 @@ static int32_t launch_rows(clb_engine* engine, uint32_t count) {
     end = end_of_slot(engine, first, count);
     for (uint32_t i = first; i < end; ++i) {
       const clb_step_row* const row = &engine->buffers.rows[i];
-      stage->rows[i] = (clb_row){.slot = slot, .position = row->position, .token = row->token, .status = CLB_OK};
+      clb_cuda_rows_behind(stage)[i] =
+          (clb_row){.slot = slot, .position = row->position, .token = row->token, .status = CLB_OK};
     }
     s->computed += end - first;
     if (s->computed < s->request.prompt_tokens) {
@@ -125,7 +127,7 @@ static int32_t launch_rows(clb_engine* engine, uint32_t count) {
   }
   stage->row_count = count;
   stage->wanted_count = flight->count;
-  int32_t status = put(cuda, cuda->at.rows, stage, sizeof *stage + count * sizeof stage->rows[0]);
+  int32_t status = put(cuda, cuda->at.rows, stage, sizeof *stage + count * sizeof(clb_row));
   if (status == CLB_OK) {
     status = cuda->driver.graph_launch(&cuda->driver, cuda->prefill[clb_cuda_prefill_bucket(count, cuda->at.max_rows)],
                                        cuda->device.stream);
@@ -160,7 +162,8 @@ static uint32_t collect_items(clb_engine* engine, uint32_t count, uint32_t* rows
           .next = s->prompt[next],
           .top_count = s->request.prompt_top_logprobs,
       };
-      rows[found++] = i;
+      rows[found] = i;
+      ++found;
     }
   }
   return found;
@@ -193,7 +196,7 @@ static int32_t launch_items(clb_engine* engine, uint32_t count, uint32_t found, 
 }
 
 /* A slot whose prompt is computed and that generates nothing: what it used is on the device only. */
-static int is_prompt_only(const clb_engine* engine, uint32_t slot) {
+static bool is_prompt_only(const clb_engine* engine, uint32_t slot) {
   const clb_slot* const s = &engine->slots[slot];
   return s->state == CLB_SLOT_DECODE && s->request.max_tokens == 0u;
 }
@@ -216,13 +219,12 @@ static void finish_waited(clb_engine* engine, uint32_t count, uint32_t found, co
   const struct clb_cuda* const cuda = engine->cuda;
   const int32_t* const statuses = clb_cuda_host(cuda, cuda->at.host_status);
   const uint64_t* const usage = clb_cuda_host(cuda, cuda->at.host_usage);
-  int32_t failed[CLB_MAX_SLOTS] = {CLB_OK};
+  int32_t failed[CLB_MAX_SLOTS] = {0};
   for (uint32_t i = 0; i < found; ++i) {
     const clb_step_row* const row = &engine->buffers.rows[rows[i]];
-    if (failed[row->slot] == CLB_OK && statuses[i] == CLB_OK) {
+    failed[row->slot] = failed[row->slot] != CLB_OK ? failed[row->slot] : statuses[i];
+    if (failed[row->slot] == CLB_OK) {
       clb_channel_result(&engine->channel, row->slot)->prompt_records = row->position + 2u;
-    } else if (failed[row->slot] == CLB_OK) {
-      failed[row->slot] = statuses[i];
     }
   }
   uint32_t end = 0;
@@ -231,7 +233,8 @@ static void finish_waited(clb_engine* engine, uint32_t count, uint32_t found, co
     end = end_of_slot(engine, first, count);
     if (failed[slot] != CLB_OK) {
       clb_slot_fail(engine, slot, failed[slot]);
-    } else if (is_prompt_only(engine, slot)) {
+    }
+    if (failed[slot] == CLB_OK && is_prompt_only(engine, slot)) {
       add_usage(engine, slot, usage[2u * slot], usage[2u * slot + 1u]);
       (void)clb_slot_finish_prompt(engine, slot);
     }
@@ -281,7 +284,9 @@ static uint64_t published(const struct clb_cuda* cuda) {
 /* Waits until `steps` steps are published. DEVICE: the driver reports a fault. INTERNAL: the device is done and did not
    publish them. */
 static int32_t wait_published(struct clb_cuda* cuda, uint64_t steps) {
-  for (uint32_t spins = 1; published(cuda) < steps; ++spins) {
+  uint32_t spins = 0;
+  while (published(cuda) < steps) {
+    ++spins;
     if (spins % SPINS_BETWEEN_QUERIES == 0u) {
       const int32_t status = cuda->driver.stream_done(&cuda->driver, cuda->device.stream);
       if (status != CLB_ERR_STATE && published(cuda) < steps) {

@@ -75,7 +75,7 @@ static int32_t attach(clb_engine* engine, const clb_engine_config* config, clb_e
 }
 
 /* The KV tier lies in the arena; its pool counts offsets and never looks at an address. */
-static int32_t open_cache(clb_engine* engine, const clb_host_parts* parts, clb_error* error) {
+static int32_t open_device_cache(clb_engine* engine, const clb_host_parts* parts, clb_error* error) {
   const clb_sizes* const sizes = &engine->sizes;
   clb_pool_tier_config pools[CLB_TIER_COUNT];
   (void)memset(pools, 0, sizeof pools);
@@ -134,7 +134,7 @@ static int32_t open_cuda(clb_engine* engine, const clb_engine_config* config, co
     return status;
   }
   (void)clb_place_slots(&engine->config, clb_cuda_host(cuda, cuda->at.slot_memory), engine->slots);
-  status = open_cache(engine, parts, error);
+  status = open_device_cache(engine, parts, error);
   status = status != CLB_OK ? status : clb_cuda_find_kernels(engine, clb_cuda_precision(config->model), error);
   status = status != CLB_OK ? status : clear(engine, error);
   status = status != CLB_OK ? status : clb_cuda_load(engine, config, parts->loader, error);

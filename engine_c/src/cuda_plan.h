@@ -21,14 +21,15 @@
 #define CLB_CUDA_LOAD_BUFFERS 2u
 
 /* What changes from step to step and is copied in before it; a decode step copies `list` alone, a prefill step the
-   rest in one piece. */
+   rest in one piece. The rows themselves (row_count of clb_row) lie behind it. */
 typedef struct clb_cuda_rows {
   uint32_t row_count;
   uint32_t wanted_count;
   uint32_t wanted[CLB_FEW_ROWS];
   uint32_t reserved[2];
-  clb_row rows[];
 } clb_cuda_rows;
+
+static inline clb_row* clb_cuda_rows_behind(clb_cuda_rows* head) { return (clb_row*)(void*)(head + 1); }
 
 typedef struct clb_cuda_layout {
   /* arena */

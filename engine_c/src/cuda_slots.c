@@ -13,7 +13,7 @@
 #include "invariant.h"
 #include "sampler.h"
 
-static int32_t put(struct clb_cuda* cuda, uint64_t offset, const void* from, uint64_t bytes) {
+static int32_t put_some(struct clb_cuda* cuda, uint64_t offset, const void* from, uint64_t bytes) {
   return bytes == 0u ? CLB_OK
                      : cuda->driver.copy_in(&cuda->driver, cuda->device.stream, clb_cuda_at(cuda, offset), from, bytes);
 }
@@ -26,19 +26,19 @@ static int32_t put_arrays(clb_engine* engine, uint32_t index) {
   const uint64_t layers = engine->model.layers;
   const uint64_t vocab = engine->model.vocab_size;
   const uint64_t expert_counts = layers * engine->sizes.max_experts * sizeof(uint32_t);
-  int32_t status =
-      put(cuda, at->policies + index * layers * sizeof slot->policy[0], slot->policy, layers * sizeof slot->policy[0]);
+  int32_t status = put_some(cuda, at->policies + index * layers * sizeof slot->policy[0], slot->policy,
+                            layers * sizeof slot->policy[0]);
   if (status == CLB_OK) {
-    status = put(cuda, at->stops + index * CLB_MAX_STOP_IDS * sizeof slot->stops[0], slot->stops,
-                 slot->request.stop_count * sizeof slot->stops[0]);
+    status = put_some(cuda, at->stops + index * CLB_MAX_STOP_IDS * sizeof slot->stops[0], slot->stops,
+                      slot->request.stop_count * sizeof slot->stops[0]);
   }
   if (status == CLB_OK) {
-    status = put(cuda, at->bias + index * CLB_MAX_BIAS * sizeof slot->bias[0], slot->bias,
-                 slot->request.bias_count * sizeof slot->bias[0]);
+    status = put_some(cuda, at->bias + index * CLB_MAX_BIAS * sizeof slot->bias[0], slot->bias,
+                      slot->request.bias_count * sizeof slot->bias[0]);
   }
   if (status == CLB_OK && slot->needs_counts != 0u) {
-    status = put(cuda, at->token_counts + index * vocab * sizeof slot->counts[0], slot->counts,
-                 vocab * sizeof slot->counts[0]);
+    status = put_some(cuda, at->token_counts + index * vocab * sizeof slot->counts[0], slot->counts,
+                      vocab * sizeof slot->counts[0]);
   }
   if (status == CLB_OK && expert_counts != 0u) {
     status = cuda->driver.fill(&cuda->driver, cuda->device.stream,
@@ -97,7 +97,7 @@ int32_t clb_cuda_slot_opened(clb_engine* engine, uint32_t slot) {
     return CLB_ERR_UNSUPPORTED; /* a prefix that goes into a run to be published would have to be copied */
   }
   fill_slot(engine, slot, staged);
-  const int32_t status = put(cuda, cuda->at.slots + slot * sizeof *staged, staged, sizeof *staged);
+  const int32_t status = put_some(cuda, cuda->at.slots + slot * sizeof *staged, staged, sizeof *staged);
   return status != CLB_OK ? status : put_arrays(engine, slot);
 }
 
@@ -107,5 +107,5 @@ int32_t clb_cuda_mask_set(clb_engine* engine, uint32_t slot, uint32_t position) 
   struct clb_cuda* const cuda = engine->cuda;
   const uint64_t bytes = ((uint64_t)engine->model.vocab_size + 31u) / 32u * sizeof(uint32_t);
   const uint64_t half = 2u * (uint64_t)slot + (position & 1u);
-  return put(cuda, cuda->at.masks + half * bytes, clb_channel_mask(&engine->channel, slot, position), bytes);
+  return put_some(cuda, cuda->at.masks + half * bytes, clb_channel_mask(&engine->channel, slot, position), bytes);
 }

@@ -62,7 +62,7 @@ static uint64_t wanted_count(const builder* b) {
   return at(b, b->cuda->at.rows) + offsetof(clb_cuda_rows, wanted_count);
 }
 static uint64_t wanted(const builder* b) { return at(b, b->cuda->at.rows) + offsetof(clb_cuda_rows, wanted); }
-static uint64_t rows_of(const builder* b) { return at(b, b->cuda->at.rows) + offsetof(clb_cuda_rows, rows); }
+static uint64_t rows_at(const builder* b) { return at(b, b->cuda->at.rows) + sizeof(clb_cuda_rows); }
 
 static uint32_t wanted_blocks(const builder* b, uint32_t tiles) {
   const uint32_t most = b->cuda->device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
@@ -83,7 +83,7 @@ static void embed(builder* b, uint64_t list) {
                                .inv_freq = at(b, p->inv_freq),
                                .list = list,
                                .slots = at(b, p->slots),
-                               .rows = rows_of(b),
+                               .rows = rows_at(b),
                                .row_count = row_count(b),
                                .residual = at(b, p->residual),
                                .input = at(b, p->input[0]),
@@ -97,7 +97,7 @@ static void embed(builder* b, uint64_t list) {
 
 /* --------------------------------------------------------------- attention */
 
-static void linear(builder* b, const clb_matmul_args* args, int many) {
+static void launch_linear(builder* b, const clb_matmul_args* args, bool many) {
   const uint32_t tiles = divide_up(args->rows, CLB_TILE);
   if (many) {
     launch(b, CLB_CUDA_LINEAR_MANY, args,
@@ -109,7 +109,7 @@ static void linear(builder* b, const clb_matmul_args* args, int many) {
   }
 }
 
-static void project_qkv(builder* b, uint32_t layer, int many) {
+static void project_qkv(builder* b, uint32_t layer, bool many) {
   const clb_model_desc* const model = &b->engine->model;
   const clb_cuda_layout* const p = &b->cuda->at;
   const uint32_t rows = (model->heads + 2u * model->kv_heads) * model->head_dim;
@@ -124,10 +124,10 @@ static void project_qkv(builder* b, uint32_t layer, int many) {
                                 .cols = model->hidden,
                                 .sumsq_count = model->hidden / CLB_TILE,
                                 .epsilon = model->rms_norm_eps};
-  linear(b, &args, many);
+  launch_linear(b, &args, many);
 }
 
-static void project_out(builder* b, uint32_t layer, int many) {
+static void project_out(builder* b, uint32_t layer, bool many) {
   const clb_model_desc* const model = &b->engine->model;
   const clb_cuda_layout* const p = &b->cuda->at;
   const clb_matmul_args args = {.weights = weight(b, CLB_ROLE_OUT, layer, -1),
@@ -141,7 +141,7 @@ static void project_out(builder* b, uint32_t layer, int many) {
                                 .rows = model->hidden,
                                 .cols = model->heads * model->head_dim,
                                 .epsilon = model->rms_norm_eps};
-  linear(b, &args, many);
+  launch_linear(b, &args, many);
 }
 
 static clb_attention_dims dims_of(const builder* b, uint32_t layer) {
@@ -164,7 +164,7 @@ static void attend_few(builder* b, uint32_t layer) {
                                 .rope = at(b, p->rope),
                                 .q_norm = weight(b, CLB_ROLE_Q_NORM, layer, -1),
                                 .k_norm = weight(b, CLB_ROLE_K_NORM, layer, -1),
-                                .rows = rows_of(b),
+                                .rows = rows_at(b),
                                 .row_count = row_count(b),
                                 .slots = at(b, p->slots),
                                 .partial = at(b, p->partial),
@@ -182,7 +182,7 @@ static void attend_many(builder* b, uint32_t layer) {
                                            .rope = at(b, p->rope),
                                            .q_norm = weight(b, CLB_ROLE_Q_NORM, layer, -1),
                                            .k_norm = weight(b, CLB_ROLE_K_NORM, layer, -1),
-                                           .rows = rows_of(b),
+                                           .rows = rows_at(b),
                                            .row_count = row_count(b),
                                            .slots = at(b, p->slots),
                                            .attended = at(b, p->attended),
@@ -194,7 +194,7 @@ static void attend_many(builder* b, uint32_t layer) {
 /* --------------------------------------------------------------------- FFN */
 
 /* Router logits and choice of a layer. many: in blocks of tokens, with counts for the bucket kernel. */
-static void route(builder* b, uint32_t layer, int many) {
+static void route(builder* b, uint32_t layer, bool many) {
   const clb_model_desc* const model = &b->engine->model;
   const clb_layer_desc* const desc = &model->layer_table[layer];
   const clb_cuda_layout* const p = &b->cuda->at;
@@ -214,7 +214,7 @@ static void route(builder* b, uint32_t layer, int many) {
                                          .epsilon = model->rms_norm_eps};
   const clb_router_args router = {.logits = at(b, p->router_logits),
                                   .policy = at(b, p->policies) + layer * sizeof(clb_router_policy),
-                                  .rows = rows_of(b),
+                                  .rows = rows_at(b),
                                   .token_count = row_count(b),
                                   .indices = at(b, p->indices),
                                   .weights = at(b, p->expert_weights),
@@ -366,7 +366,7 @@ static void experts_many(builder* b, uint32_t layer) {
   launch(b, CLB_CUDA_COMBINE, &combine, (uint32_t[3]){b->rows, 1u, 1u}, CLB_MATMUL_THREADS, 0u);
 }
 
-static void layers(builder* b, int many) {
+static void layers(builder* b, bool many) {
   for (uint32_t layer = 0; layer < b->engine->model.layers; ++layer) {
     project_qkv(b, layer, many);
     if (many) {
@@ -404,16 +404,16 @@ static void head(builder* b, uint64_t chosen, uint64_t count, uint64_t candidate
                                 .cols = model->hidden,
                                 .sumsq_count = model->hidden / CLB_TILE,
                                 .epsilon = model->rms_norm_eps};
-  linear(b, &args, 0);
+  launch_linear(b, &args, false);
 }
 
-static void sample(builder* b, uint64_t chosen, uint64_t count, uint32_t blocks) {
+static void launch_sample(builder* b, uint64_t chosen, uint64_t count, uint32_t blocks) {
   const clb_cuda_layout* const p = &b->cuda->at;
   const clb_sample_args args = {.logits = at(b, p->logits),
                                 .candidates = at(b, p->candidates),
                                 .wanted = chosen,
                                 .wanted_count = count,
-                                .rows = rows_of(b),
+                                .rows = rows_at(b),
                                 .slots = at(b, p->slots),
                                 .bias = at(b, p->bias),
                                 .stops = at(b, p->stops),
@@ -437,9 +437,9 @@ int32_t clb_cuda_launch_decode(clb_engine* engine, uint32_t rows) {
   builder b = begin(engine, rows);
   CLB_ASSERT(rows <= CLB_FEW_ROWS);
   embed(&b, at(&b, b.cuda->at.list));
-  layers(&b, 0);
+  layers(&b, false);
   head(&b, 0u, row_count(&b), at(&b, b.cuda->at.candidates));
-  sample(&b, 0u, row_count(&b), rows);
+  launch_sample(&b, 0u, row_count(&b), rows);
   return b.status;
 }
 
@@ -447,9 +447,9 @@ int32_t clb_cuda_launch_prefill(clb_engine* engine, uint32_t rows) {
   builder b = begin(engine, rows);
   CLB_ASSERT(rows <= b.cuda->at.max_rows);
   embed(&b, 0u);
-  layers(&b, 1);
+  layers(&b, true);
   head(&b, wanted(&b), wanted_count(&b), at(&b, b.cuda->at.candidates));
-  sample(&b, wanted(&b), wanted_count(&b), engine->config.channel.slots);
+  launch_sample(&b, wanted(&b), wanted_count(&b), engine->config.channel.slots);
   return b.status;
 }
 

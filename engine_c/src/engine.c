@@ -195,8 +195,8 @@ static int32_t check_slots(const clb_engine* engine, clb_error* error) {
                       slot->asked, slot->request.prompt_tokens);
     }
     const bool decoding = slot->state == CLB_SLOT_DECODE;
-    if (decoding != (slot->computed == slot->request.prompt_tokens) || slot->generated > slot->request.max_tokens ||
-        (!decoding && slot->generated != 0u)) {
+    const bool computed = slot->computed == slot->request.prompt_tokens;
+    if (decoding != computed || slot->generated > slot->request.max_tokens || (!decoding && slot->generated != 0u)) {
       return clb_fail(error, CLB_ERR_INTERNAL, "slot %u: in state %u with %u of %u prompt and %u of %u output tokens",
                       i, slot->state, slot->computed, slot->request.prompt_tokens, slot->generated,
                       slot->request.max_tokens);

@@ -89,7 +89,7 @@ static int32_t take_blocks(clb_engine* engine, clb_error* error) {
   return CLB_OK;
 }
 
-static void show_progress(void* context, uint64_t loaded_bytes) {
+static void show_loaded(void* context, uint64_t loaded_bytes) {
   clb_engine* const engine = context;
   engine->stats.loaded_bytes = loaded_bytes;
   clb_channel_set_loaded(&engine->channel, loaded_bytes);
@@ -106,7 +106,7 @@ static int32_t load_weights(clb_engine* engine, const clb_engine_config* config,
       .memory_bytes = engine->weights_extent.bytes,
       .host = parts->loader,
       .host_bytes = engine->sizes.loader.host_bytes,
-      .progress = show_progress,
+      .progress = show_loaded,
       .progress_context = engine,
   };
   const clb_weight_table* table = NULL;

@@ -65,7 +65,7 @@ static int32_t check_values(const clb_engine_config* config, clb_error* error) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED, "kv_precision is %u, must be 0 (fp32) or 1 (fp16)",
                     config->kv_precision);
   }
-  if (config->threads == 0 || config->threads > CLB_MAX_THREADS) {
+  if (config->threads == 0u || config->threads > CLB_MAX_THREADS) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "threads is %u, must be from 1 to %u", config->threads, CLB_MAX_THREADS);
   }
   if (config->weights > CLB_WEIGHTS_DUMMY) {
@@ -167,7 +167,7 @@ static int32_t tier_bytes(const clb_tier_config* tier, const char* name, uint64_
 }
 
 int32_t clb_plan_kv(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
-  const uint64_t needed = config->tier_kv.bytes == 0 ? sizes->cache.bytes_all : config->tier_kv.page_bytes;
+  const uint64_t needed = config->tier_kv.bytes == 0u ? sizes->cache.bytes_all : config->tier_kv.page_bytes;
   return tier_bytes(&config->tier_kv, "kv", needed, &sizes->kv_tier, error);
 }
 
@@ -269,7 +269,7 @@ int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb
   sizes->slot_bytes = clb_place_slots(config, NULL, NULL);
   status = compute_cache(config, sizes, error);
   status = status != CLB_OK ? status : backend->plan_memory(config, sizes, error);
-  sizes->host_bytes = status != CLB_OK ? 0 : host_bytes(config->model, sizes);
+  sizes->host_bytes = status != CLB_OK ? 0u : host_bytes(config->model, sizes);
   return status;
 }
 

@@ -186,8 +186,9 @@ clb_weight_table* clb_table_init(const clb_model_desc* model, void* host) {
 }
 
 static int32_t check_file(const clb_file_desc* file, uint32_t index, clb_error* error) {
-  if (file->name == NULL || file->name[0] == '\0' || strchr(file->name, '/') != NULL || strlen(file->name) > 255u ||
-      strcmp(file->name, ".") == 0 || strcmp(file->name, "..") == 0) {
+  const size_t length = file->name != NULL ? strlen(file->name) : 0u;
+  if (length == 0u || length > 255u || strchr(file->name, '/') != NULL || strcmp(file->name, ".") == 0 ||
+      strcmp(file->name, "..") == 0) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %u: its name must be a plain file name without '/'", index);
   }
   if (file->alignment != 4096u && file->alignment != 2097152u) {
@@ -342,14 +343,15 @@ static int32_t check_overlaps(const clb_model_desc* model, const clb_section_des
 
 static int32_t check_together(const clb_model_desc* model, clb_error* error) {
   const size_t table_bytes = (size_t)clb_table_bytes(model);
+  const size_t list_bytes = model->section_count * sizeof(clb_section_desc*);
   const size_t count = (size_t)tensor_count(model);
-  char* scratch = malloc(table_bytes + model->section_count * sizeof(clb_section_desc*) + count);
+  char* scratch = malloc(table_bytes + list_bytes + count);
   if (scratch == NULL) {
     return clb_fail(error, CLB_ERR_MEMORY, "no memory for the check of %u sections", model->section_count);
   }
   /* clb_table_bytes is a multiple of 8, so the pointers after the table are aligned. */
   const clb_section_desc** sorted = (const clb_section_desc**)(void*)(scratch + table_bytes);
-  uint8_t* seen = (uint8_t*)(sorted + model->section_count);
+  uint8_t* seen = (uint8_t*)scratch + table_bytes + list_bytes;
   (void)memset(seen, 0, count);
   for (uint32_t i = 0; i < model->section_count; ++i) {
     sorted[i] = &model->section_table[i];

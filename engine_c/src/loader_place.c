@@ -133,7 +133,7 @@ void clb_repack(const clb_section_desc* section, uint64_t offset, const void* so
     const uint64_t count = end - at < run ? end - at : run;
     copy_elements(from, count, element, transposed ? 1u : CLB_TILE_ROWS,
                   (unsigned char*)memory + clb_rows16_index(row, col, cols) * element);
-    from += count * element;
+    from = &from[count * element];
     at += count;
   }
 }

@@ -146,10 +146,11 @@ static void take_token(clb_engine* engine, const clb_draw* drawn) {
   if (s->needs_counts != 0u) {
     clb_sampler_count(s->counts, engine->model.vocab_size, token);
   }
+  if (s->generated + 1u == s->request.max_tokens) {
+    flags = CLB_FINISH_LENGTH;
+  }
   if (is_stop(s, token)) {
     flags = CLB_FINISH_STOP;
-  } else if (s->generated + 1u == s->request.max_tokens) {
-    flags = CLB_FINISH_LENGTH;
   }
   clb_slot_take_token(engine, slot, token, flags);
 }
