@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from colibrid.errors import RequestError
 from colibrid.http.errors import BodyTimeoutError, BodyTooLargeError, MediaTypeError, shown
-from colibrid.http.limits import BODY_TIMEOUT_S
+from colibrid.http.limits import BODY_TIMEOUT_S, MAX_MESSAGES, OTHER_FIELDS_BYTES
 from colibrid.http.types import Message, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+LongField = Literal["prompt", "messages"]
 
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_NOTHING = msgspec.Raw()
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
-async def read_json(request: web.Request, max_bytes: int) -> dict[str, Any]:
-    """The body as a JSON object. Raises RequestErrors of status 400, 408, 413 and 415."""
+async def read_json(request: web.Request, max_bytes: int, long_field: LongField) -> dict[str, Any]:
+    """The body as a JSON object, which only `long_field` may make large.
+
+    Raises RequestErrors of status 400, 408, 413 and 415.
+    """
     if "Content-Encoding" in request.headers:
         raise MediaTypeError("Compressed bodies are not accepted; send the body without Content-Encoding.")
     kind = request.content_type
@@ -44,13 +51,30 @@ async def read_json(request: web.Request, max_bytes: int) -> dict[str, Any]:
         raise BodyTimeoutError(f"The body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster.") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise too_large from error
-    return decode_object(raw)
+    return decode_object(raw, long_field)
 
 
-def decode_object(raw: bytes) -> dict[str, Any]:
-    """`raw` as a JSON object. NaN, Infinity, numbers that overflow and lone surrogates are refused."""
+class _LongFields(msgspec.Struct):
+    """The fields that may be long, found but not built; the others are skipped, which takes milliseconds."""
+
+    prompt: msgspec.Raw = _NOTHING
+    messages: msgspec.Raw = _NOTHING
+
+
+_long_fields = msgspec.json.Decoder(_LongFields)
+
+
+def decode_object(raw: bytes, long_field: LongField) -> dict[str, Any]:
+    """`raw` as a JSON object. NaN, Infinity, numbers that overflow and lone surrogates are refused.
+
+    So is more than OTHER_FIELDS_BYTES beside `long_field`: no field has a use for it, and to build millions of
+    values that nobody wants would stop the event loop for seconds.
+    """
     try:
-        value = msgspec.json.decode(raw)
+        if len(raw) > OTHER_FIELDS_BYTES:
+            _check_other_fields(raw, long_field)
+        with collector_off():
+            value = msgspec.json.decode(raw)
     except RecursionError as error:
         raise RequestError("The body is nested too deeply; send a flatter object.", code="invalid_json") from error
     except msgspec.ValidationError as error:  # only for numbers that no float holds
@@ -60,6 +84,31 @@ def decode_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object; send one.", code="invalid_json")
     return value
+
+
+def _check_other_fields(raw: bytes, long_field: LongField) -> None:
+    try:
+        found = _long_fields.decode(raw)
+    except msgspec.ValidationError as error:
+        raise RequestError("The body must be a JSON object; send one.", code="invalid_json") from error
+    others = len(raw) - len(memoryview(found.prompt if long_field == "prompt" else found.messages))
+    if others > OTHER_FIELDS_BYTES:
+        raise RequestError(
+            f"All fields but {long_field} have {others} bytes together, more than {OTHER_FIELDS_BYTES}; send less.",
+            code="string_above_max_length",
+        )
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """No search for garbage meanwhile: while millions of objects are made it would look at all of them many times."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def parse(
@@ -82,7 +131,8 @@ def parse(
             code="unknown_parameter",
         )
     try:
-        return msgspec.convert(raw, kind), ignored
+        with collector_off():
+            return msgspec.convert(raw, kind), ignored
     except msgspec.ValidationError as error:
         raise _explained(str(error), raw) from error
 
@@ -97,7 +147,7 @@ def _check_off(name: str, value: object, rule: Refused) -> None:
 
 
 def _unknown_in_messages(messages: object) -> list[str]:
-    if not isinstance(messages, list):
+    if not isinstance(messages, list) or len(messages) > MAX_MESSAGES:  # too many are refused, whatever is in them
         return []
     known = {field.encode_name for field in msgspec.structs.fields(Message)}
     unknown: set[str] = set()

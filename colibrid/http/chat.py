@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
     state = request.app[STATE]
-    raw = await read_json(request, state.settings.server.max_body_bytes)
+    raw = await read_json(request, state.settings.server.max_body_bytes, "messages")
     body, current(request).ignored = parse(raw, ChatBody, CHAT_REFUSED, strict=state.settings.server.strict)
     check_model(body.model, state)
     answer_id = f"chatcmpl-{secrets.token_hex(12)}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 async def completions(request: web.Request) -> web.StreamResponse:
     """Completes one prompt or several."""
     state = request.app[STATE]
-    raw = await read_json(request, state.settings.server.max_body_bytes)
+    raw = await read_json(request, state.settings.server.max_body_bytes, "prompt")
     body, current(request).ignored = parse(raw, CompletionBody, COMPLETION_REFUSED, strict=state.settings.server.strict)
     answer_id = f"cmpl-{secrets.token_hex(12)}"
     job = await completion_job(body, state, answer_id)

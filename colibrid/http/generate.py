@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 async def generate(request: web.Request) -> web.StreamResponse:
     """Completes one prompt."""
     state = request.app[STATE]
-    raw = await read_json(request, state.settings.server.max_body_bytes)
+    raw = await read_json(request, state.settings.server.max_body_bytes, "prompt")
     short, current(request).ignored = parse(raw, GenerateBody, GENERATE_REFUSED, strict=state.settings.server.strict)
     body = CompletionBody(
         prompt=short.prompt,

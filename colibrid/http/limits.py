@@ -15,6 +15,7 @@ __all__ = [
     "MAX_STOPS",
     "MAX_STOP_CHARS",
     "MAX_STOP_IDS",
+    "OTHER_FIELDS_BYTES",
     "WRITE_TIMEOUT_S",
 ]
 
@@ -23,5 +24,6 @@ MAX_STOPS = 16  # stop strings of one request
 MAX_STOP_CHARS = 256  # characters of one stop string
 MAX_PROMPTS = 256  # prompts of one request
 MAX_MESSAGES = 4096  # messages of one request
+OTHER_FIELDS_BYTES = 256 << 10  # of a body beside prompt and messages
 BODY_TIMEOUT_S = 30.0  # for the whole body to arrive
 WRITE_TIMEOUT_S = 30.0  # a reader that takes nothing for so long is cut off

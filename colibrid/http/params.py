@@ -126,6 +126,9 @@ async def encode_prompts(
             if not ids:
                 raise _empty(name)
             prompts.append(Prompt(tuple(ids), entry))
+        elif most is not None and len(entry) > most:  # the ids need not be looked at
+            with too_many_tokens_refused(state, name):
+                raise TooManyTokensError(len(entry), exact=True)
         else:
             check_ids(entry, state.scheduler.info.vocab_size, name)
             prompts.append(Prompt(tuple(entry)))

@@ -43,6 +43,7 @@ _DEVIATIONS = """\
 - Tokens that hold part of a character read `bytes:\\\\x..` in `logprobs`, as OpenAI writes them.
 - `stop`: the first stop string to be complete ends the text; of two complete at the same character the longer.
 - `usage.experts` counts what the engine has computed: when a stop string ended a choice, also tokens behind it.
+- A body may be large in `prompt` or `messages` only: all its other fields together have at most 256 KiB.
 - Special-token strings are parsed in `/v1/completions` and are plain text in the contents of chat messages.
 - The role `developer` reads as `system` for templates that do not know it; text parts are joined by a newline.
 """

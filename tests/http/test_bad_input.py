@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -248,6 +249,47 @@ async def test_body_limit(make_server: Callable[..., Any]) -> None:
     ) as response:
         assert response.status == 413
         assert set((await response.json())["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("path", "good", "long_field"),
+    [
+        (COMPLETIONS, b'"prompt": "Hi"', "prompt"),
+        ("/generate", b'"prompt": "Hi"', "prompt"),
+        (CHAT, b'"messages": [1]', "messages"),
+    ],
+)
+@pytest.mark.parametrize("name", [b"zeta", b"metadata", b"tools", b"stop", b"prompt", b"messages"])
+async def test_only_prompts_may_be_large(server: Server, path: str, good: bytes, long_field: str, name: bytes) -> None:
+    """Megabytes in any other field are refused before they are built, with the size, the limit and the exception."""
+    if name.decode() == long_field:
+        return
+    answer = await server.raw(path, b"{" + good + b', "' + name + b'": [' + b"[]," * 100_000 + b"[]]}")
+    assert (answer.status, answer.error["code"]) == (400, "string_above_max_length")
+    for part in (long_field, "3000", "262144"):
+        assert part in answer.error["message"]
+
+
+async def test_large_prompts_are_not_other_fields(server: Server) -> None:
+    """A large prompt is judged by its tokens; a large body that is no object is named so."""
+    for path, fields in (
+        (COMPLETIONS, {"prompt": "a" * 400_000}),
+        (CHAT, {"messages": [ASK[0] | {"content": "a" * 400_000}]}),
+    ):
+        assert (await server.post(path, fields)).error["code"] == "context_length_exceeded"
+    answer = await server.post(COMPLETIONS, {"prompt": [-1] * 100_000})
+    assert answer.error["code"] == "context_length_exceeded"
+    assert "100000" in answer.error["message"]
+    answer = await server.raw(COMPLETIONS, b"[" + b"[]," * 100_000 + b"[]]")
+    assert (answer.status, answer.error["code"]) == (400, "invalid_json")
+    assert "object" in answer.error["message"]
+
+
+async def test_garbage_collection_goes_on(server: Server) -> None:
+    """It rests while a body is decoded, also while a bad one is."""
+    for raw in (b'{"prompt": "Hi"}', b'{"prompt": 5}', b"nonsense"):
+        await server.raw(COMPLETIONS, raw)
+        assert gc.isenabled()
 
 
 async def test_prompt_bytes_limit(make_server: Callable[..., Any]) -> None:
