@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from colibrid.batch.request import GenerateRequest, Sampling
 
 _MAX_SEED = (1 << 64) - 1
+_TINY = 1.2e-38  # about the smallest normal float32, which the engine computes with: below it nothing is above 0
 
 
 def check_request(request: GenerateRequest, info: EngineInfo) -> None:
@@ -76,12 +77,17 @@ def _check_sampling(sampling: Sampling, info: EngineInfo) -> None:
         raise _error("seed", sampling.seed, f"0 to {_MAX_SEED}")
     ranges = (
         ("temperature", sampling.temperature, 0.0 <= sampling.temperature <= 2.0, "0 to 2"),
-        ("top_p", sampling.top_p, 0.0 < sampling.top_p <= 1.0, "above 0, to 1"),
+        ("top_p", sampling.top_p, _TINY <= sampling.top_p <= 1.0, f"{_TINY} to 1"),
         ("min_p", sampling.min_p, 0.0 <= sampling.min_p <= 1.0, "0 to 1"),
         ("top_k", sampling.top_k, 0 <= sampling.top_k < 1 << 31, "0 (off) or more"),
         ("presence_penalty", sampling.presence_penalty, -2.0 <= sampling.presence_penalty <= 2.0, "-2 to 2"),
         ("frequency_penalty", sampling.frequency_penalty, -2.0 <= sampling.frequency_penalty <= 2.0, "-2 to 2"),
-        ("repetition_penalty", sampling.repetition_penalty, 0.0 < sampling.repetition_penalty <= 1e6, "above 0"),
+        (
+            "repetition_penalty",
+            sampling.repetition_penalty,
+            _TINY <= sampling.repetition_penalty <= 1e6,
+            f"{_TINY} to 1e6",
+        ),
     )
     for name, value, good, allowed in ranges:
         if not good:

@@ -43,7 +43,7 @@ class ModelSettings(_Section, frozen=True, kw_only=True):
     max_seq_len: PositiveInt | None = None  # none: the checkpoint's own
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"  # for conversion on first use; auto: as in the checkpoint
     weights: Literal["files", "dummy"] = "files"
-    dummy_seed: NonNegativeInt = 0
+    dummy_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
     cache_dir: str | None = None  # none: $CACHE_DIRECTORY, $XDG_CACHE_HOME/colibrid, ~/.cache/colibrid
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 from typing import TYPE_CHECKING, Self
 
 from colibrid.errors import ConfigError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _MIN_KEY_CHARS = 8
+_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:@\[\]/]+))(?::[0-9]{0,5})?")
 
 
 class KeyRing:
@@ -30,7 +32,8 @@ class KeyRing:
         try:
             lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"server.api_key_file {path} cannot be read: {error}") from error
+            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+            raise ConfigError(f"server.api_key_file {path} cannot be read: {reason}; check the file") from error
         keys = [line for line in lines if line and not line.startswith("#")]
         if not keys:
             raise ConfigError(f"server.api_key_file {path} holds no key; write one a line")
@@ -99,8 +102,7 @@ class HostPolicy:
             )
 
 
-def _hostname(host: str) -> str:
-    """The name in `name:port`, `[v6]:port` or `name`, in lower case."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()
+def _hostname(host: str) -> str | None:
+    """The name in `name:port`, `[v6]:port` or either without port, in lower case; none in anything else."""
+    found = _HOST.fullmatch(host)
+    return None if found is None else (found["v6"] or found["name"]).lower()

@@ -173,6 +173,12 @@ def _explained(text: str, raw: dict[str, Any]) -> RequestError:
         return RequestError(f"Unknown field {shown(name)}; leave it out.", param=name, code="unknown_parameter")
     param = path.replace("[...]", "") or None
     value = _value_at(raw, path)
+    if reason.startswith("Invalid enum value"):
+        return RequestError(
+            f"{param}: {shown(value)} is not one of the allowed values; correct it.",
+            param=param,
+            code="invalid_value",
+        )
     given = "" if value is _NOWHERE else f", not {shown(value)}"
     reason = reason[:1].lower() + reason[1:]
     return RequestError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from colibrid.http.types import ChatBody, CompletionBody, Experts, SamplingBody
 
 _Number = TypeVar("_Number", int, float)
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
@@ -358,8 +360,8 @@ def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 def _bias(asked: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
     entries: dict[int, float] = {}
     for key, value in asked.items():
-        # int() would also take "1_0", " 1" and other scripts' digits.
-        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):
+        # int() would also take "1_0", " 1", other scripts' digits and "01", which could stand beside "1".
+        if not (_TOKEN_ID.fullmatch(key) and int(key) < vocab_size):
             raise RequestError(
                 f"logit_bias: {shown(key)} is no token id; keys are 0 to {vocab_size - 1}.",
                 param="logit_bias",

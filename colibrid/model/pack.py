@@ -29,6 +29,7 @@ from colibrid.model.pack_check import check_manifest
 from colibrid.model.pack_writer import MANIFEST_FILE
 
 MAX_MANIFEST_BYTES = 256 << 20
+MAX_TEXT_BYTES = 256 << 20  # of a tokenizer or template; the largest known are below 40 MB
 
 
 class Pack(msgspec.Struct, frozen=True):
@@ -116,9 +117,14 @@ def _check_sizes(path: Path, manifest: Manifest, sizes: dict[str, int]) -> None:
             raise ModelError(
                 f"{path / file.name}: {file.bytes} bytes expected, {found} found; copy or convert it again"
             )
-    for name in (manifest.text.tokenizer, manifest.text.tokenizer_config, manifest.text.chat_template):
-        if name is not None and not (path / name).is_file():
+    text = manifest.text
+    for name in (text.tokenizer, text.tokenizer_config, text.chat_template, text.generation_config):
+        if name is None:
+            continue
+        if not (path / name).is_file():  # neither a folder nor a pipe nor a device, also behind a link
             raise ModelError(f"{path / name}: missing, though {MANIFEST_FILE} names it")
+        if (path / name).stat().st_size > MAX_TEXT_BYTES:
+            raise ModelError(f"{path / name}: larger than {MAX_TEXT_BYTES} bytes; this is not a file of that kind")
 
 
 def _warnings(manifest: Manifest) -> tuple[str, ...]:

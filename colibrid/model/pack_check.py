@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from colibrid.model.manifest import Hyperparameters, Layer, Manifest, PackFile, Section
 
 CRC_BLOCK = 1 << 20
+MAX_END_IDS = 64  # CLB_MAX_STOP_IDS
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
@@ -54,8 +55,11 @@ def _check_texts(manifest: Manifest) -> None:
         if name is not None and not _PLAIN_NAME.fullmatch(name):
             raise ModelError(f"text.{field} {name!r} is not a plain file name")
     vocabulary = manifest.hyperparameters.vocab_size
-    if any(token >= vocabulary for token in manifest.text.eos_token_ids):
-        raise ModelError(f"text.eos_token_ids {list(manifest.text.eos_token_ids)}: expected ids below {vocabulary}")
+    ends = text.eos_token_ids
+    if len(ends) > MAX_END_IDS:
+        raise ModelError(f"text.eos_token_ids has {len(ends)} ids, expected at most {MAX_END_IDS}")
+    if any(token >= vocabulary for token in ends):
+        raise ModelError(f"text.eos_token_ids {list(ends)}: expected ids below {vocabulary}")
 
 
 def _bounded(field: str, value: int, low: int, high: int) -> None:

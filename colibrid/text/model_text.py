@@ -66,10 +66,10 @@ def _load_defaults(path: Path | None) -> SamplingDefaults:
         raise ModelError(f"{path} cannot be used: {error}; correct it or remove it") from error
     checks = {
         "temperature": found.temperature is None or 0 <= found.temperature <= 2,
-        "top_p": found.top_p is None or 0 < found.top_p <= 1,
-        "top_k": found.top_k is None or found.top_k >= -1,
+        "top_p": found.top_p is None or 1e-30 <= found.top_p <= 1,
+        "top_k": found.top_k is None or -1 <= found.top_k < 1 << 31,
         "min_p": found.min_p is None or 0 <= found.min_p <= 1,
-        "repetition_penalty": found.repetition_penalty is None or found.repetition_penalty > 0,
+        "repetition_penalty": found.repetition_penalty is None or 0.01 <= found.repetition_penalty <= 100,
     }
     wrong = [name for name, good in checks.items() if not good]
     if wrong:

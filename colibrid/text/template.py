@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FUEL = 2_000_000  # instructions of one rendering; a message costs about 50
+_MAX_INDENT = 16  # of tojson: fuel does not count what a filter writes
 _NAME = "chat"
 _GENERATION_TAG = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # marks for training; no effect on text
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
@@ -112,12 +113,18 @@ class ChatTemplate:
         except TemplateRefusalError as error:
             raise RequestError(f"The model's chat template refuses the messages: {error}", param="messages") from error
         except minijinja.TemplateError as error:
-            raise RequestError(
-                f"The model's chat template cannot render these messages: {error}. Check roles and contents, or send"
-                " a finished prompt to /v1/completions.",
-                param="messages",
-            ) from error
+            raise _cannot_render(str(error)) from error
+        except (TypeError, ValueError, ArithmeticError, LookupError) as error:  # of the functions below
+            raise _cannot_render("a function has arguments that it does not know") from error
         return text
+
+
+def _cannot_render(why: str) -> RequestError:
+    return RequestError(
+        f"The model's chat template cannot render these messages: {why}. Check roles and contents, or send a finished"
+        " prompt to /v1/completions.",
+        param="messages",
+    )
 
 
 def load_tokenizer_config(path: Path | None) -> TokenizerConfig:
@@ -137,6 +144,8 @@ def _to_json(
     separators: Sequence[str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if indent is not None and not 0 <= int(indent) <= _MAX_INDENT:
+        raise ValueError(f"indent is {indent}, beyond 0 to {_MAX_INDENT}")
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

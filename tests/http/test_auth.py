@@ -38,7 +38,17 @@ async def test_foreign_hosts_are_refused_on_loopback(server: Server) -> None:
     """A loopback server answers to its own names only, whatever the port."""
     for host in ("localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:80"):
         assert (await server.get("/v1/models", Host=host)).status == 200
-    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8080", ""):
+    for host in (
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example:8080",
+        "[::1]evil.example",
+        "[::1]:80@evil.example",
+        "localhost:x@evil.example",
+        "localhost:80:80",
+        "user@localhost",
+        "",
+    ):
         answer = await server.get("/v1/models", Host=host)
         assert (answer.status, answer.error["code"]) == (403, "host_not_allowed")
 

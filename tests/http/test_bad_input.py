@@ -69,6 +69,7 @@ BAD_COMPLETIONS = [
     ({"repetition_penalty": 0}, "repetition_penalty", "> 0"),
     ({"logit_bias": {"4096": 1}}, "logit_bias", "0 to 4095"),
     ({"logit_bias": {"-1": 1}}, "logit_bias", "-1"),
+    ({"logit_bias": {"1": 1, "01": 2}}, "logit_bias", "01"),
     ({"logit_bias": {"1_0": 1}}, "logit_bias", "1_0"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "x"),
     ({"logit_bias": {"1": 101}}, "logit_bias", "<= 100"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from reference import Reference
 from colibrid.errors import ModelError
 from colibrid.model import layout
 from colibrid.model.convert import convert
-from colibrid.model.pack import is_pack, open_pack
+from colibrid.model.pack import MAX_TEXT_BYTES, is_pack, open_pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +100,7 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         (_set("hyperparameters", "rms_norm_eps", 0), "must be positive"),
         (_set("hyperparameters", "tied_head", False), "section head is in no file"),
         (_set("text", "eos_token_ids", [20]), "expected ids below 20"),
+        (_set("text", "eos_token_ids", [1] * 65), "65 ids, expected at most 64"),
     ],
 )
 def test_a_description_that_makes_no_sense_is_refused(
@@ -171,10 +173,31 @@ def test_links_and_folders_are_no_files_of_weights(pack: Path) -> None:
         open_pack(pack)
 
 
-def test_a_missing_text_is_named(pack: Path) -> None:
-    """A text file that the description names must be there."""
-    _edit(pack, lambda d: d["text"].update(tokenizer="tokenizer.json"))
-    with pytest.raises(ModelError, match=r"tokenizer.json: missing"):
+TEXTS = ("tokenizer", "tokenizer_config", "chat_template", "generation_config")
+
+
+@pytest.mark.parametrize("field", TEXTS)
+@pytest.mark.parametrize("kind", ["absent", "folder", "pipe", "device"])
+def test_a_missing_text_is_named(pack: Path, field: str, kind: str) -> None:
+    """A text file that the description names must be there, and be a file: others could be read for ever."""
+    if kind == "folder":
+        (pack / "text").mkdir()
+    elif kind == "pipe":
+        os.mkfifo(pack / "text")
+    elif kind == "device":
+        (pack / "text").symlink_to("/dev/zero")
+    _edit(pack, lambda d: d["text"].update({field: "text"}))
+    with pytest.raises(ModelError, match=r"text: missing"):
+        open_pack(pack)
+
+
+@pytest.mark.parametrize("field", TEXTS)
+def test_an_endless_text_is_refused(pack: Path, field: str) -> None:
+    """A text file far larger than any tokenizer is not read."""
+    with (pack / "text").open("wb") as file:
+        file.truncate(MAX_TEXT_BYTES + 1)
+    _edit(pack, lambda d: d["text"].update({field: "text"}))
+    with pytest.raises(ModelError, match=r"text: larger than"):
         open_pack(pack)
 
 

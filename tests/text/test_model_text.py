@@ -35,7 +35,20 @@ def test_nothing_is_needed() -> None:
     assert text.sampling == SamplingDefaults()
 
 
-@pytest.mark.parametrize("values", [{"temperature": -1}, {"top_p": 0}, {"top_k": -2}, {"min_p": 2}, {"top_p": "a"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": -1},
+        {"top_p": 0},
+        {"top_p": 1e-300},
+        {"top_k": -2},
+        {"top_k": 1 << 31},
+        {"min_p": 2},
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1000},
+        {"top_p": "a"},
+    ],
+)
 def test_bad_defaults_are_named(tmp_path: Path, values: dict[str, Any]) -> None:
     """A generation_config.json with values out of range is a ModelError that names the file."""
     path = tmp_path / "generation_config.json"

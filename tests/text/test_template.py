@@ -67,6 +67,13 @@ def test_refusals_reach_the_client() -> None:
         "{{ missing.field.field }}",
         "{% include 'secret' %}",
         "{{ messages.__class__.__mro__ }}",
+        "{{ messages | tojson(indent=1000000000) }}",
+        "{{ messages | tojson(indent=-1) }}",
+        "{{ messages | tojson(indent='ab') }}",
+        "{{ messages | tojson(separators=5) }}",
+        "{{ messages | tojson(unknown=1) }}",
+        "{{ strftime_now(5) }}",
+        "{{ strftime_now() }}",
     ],
 )
 def test_bad_renderings_end_with_an_error(source: str) -> None:
