@@ -204,7 +204,8 @@ static bool is_prompt_only(const clb_engine* engine, uint32_t slot) {
 static int32_t copy_usage(clb_engine* engine, uint32_t slot) {
   struct clb_cuda* const cuda = engine->cuda;
   uint64_t* const usage = (uint64_t*)clb_cuda_host(cuda, cuda->at.host_usage) + 2u * (uint64_t)slot;
-  const uint64_t from = cuda->at.slots + slot * sizeof(clb_device_slot) + offsetof(clb_device_slot, assignments);
+  const uint64_t from =
+      cuda->at.slots + slot * sizeof(clb_device_slot) + (uint64_t)offsetof(clb_device_slot, assignments);
   return cuda->driver.copy_out(&cuda->driver, cuda->device.stream, usage, clb_cuda_at(cuda, from),
                                2u * sizeof usage[0]);
 }

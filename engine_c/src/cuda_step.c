@@ -57,11 +57,13 @@ static uint64_t global(const builder* b, uint32_t role) {
 
 static uint64_t at(const builder* b, uint64_t offset) { return clb_cuda_at(b->cuda, offset); }
 
-static uint64_t row_count(const builder* b) { return at(b, b->cuda->at.rows) + offsetof(clb_cuda_rows, row_count); }
-static uint64_t wanted_count(const builder* b) {
-  return at(b, b->cuda->at.rows) + offsetof(clb_cuda_rows, wanted_count);
+static uint64_t row_count(const builder* b) {
+  return at(b, b->cuda->at.rows) + (uint64_t)offsetof(clb_cuda_rows, row_count);
 }
-static uint64_t wanted(const builder* b) { return at(b, b->cuda->at.rows) + offsetof(clb_cuda_rows, wanted); }
+static uint64_t wanted_count(const builder* b) {
+  return at(b, b->cuda->at.rows) + (uint64_t)offsetof(clb_cuda_rows, wanted_count);
+}
+static uint64_t wanted(const builder* b) { return at(b, b->cuda->at.rows) + (uint64_t)offsetof(clb_cuda_rows, wanted); }
 static uint64_t rows_at(const builder* b) { return at(b, b->cuda->at.rows) + sizeof(clb_cuda_rows); }
 
 static uint32_t wanted_blocks(const builder* b, uint32_t tiles) {
@@ -200,7 +202,10 @@ static void route(builder* b, uint32_t layer, bool many) {
   const clb_cuda_layout* const p = &b->cuda->at;
   const uint32_t k_max = b->engine->sizes.k_max;
   const uint64_t counts_row = (uint64_t)b->engine->sizes.max_experts;
-  const uint32_t block_tokens = many ? CLB_ROUTER_BLOCK_TOKENS : 1u;
+  uint32_t block_tokens = 1;
+  if (many) {
+    block_tokens = CLB_ROUTER_BLOCK_TOKENS;
+  }
   const clb_router_logits_args logits = {.weights = weight(b, CLB_ROLE_ROUTER, layer, -1),
                                          .shared_gate = weight(b, CLB_ROLE_SHARED_GATE, layer, -1),
                                          .norm = weight(b, CLB_ROLE_FFN_NORM, layer, -1),

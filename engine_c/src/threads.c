@@ -167,7 +167,7 @@ void clb_threads_run(clb_threads* pool, uint32_t items, clb_work_fn work, void* 
 
 /* --------------------------------------------------------- open and close */
 
-uint64_t clb_threads_stack_bytes(uint32_t count) { return (uint64_t)(count - 1u) * CLB_THREAD_STACK_BYTES; }
+uint64_t clb_threads_stack_bytes(uint32_t count) { return ((uint64_t)count - 1u) * CLB_THREAD_STACK_BYTES; }
 
 static void set_cpu(cpu_set_t* set, uint32_t cpu) {
   CPU_ZERO(set);
@@ -175,7 +175,7 @@ static void set_cpu(cpu_set_t* set, uint32_t cpu) {
 }
 
 static unsigned char* stack_of(const clb_threads* pool, uint32_t number) {
-  return pool->stacks + (size_t)(number - 1u) * CLB_THREAD_STACK_BYTES;
+  return pool->stacks + ((size_t)number - 1u) * CLB_THREAD_STACK_BYTES;
 }
 
 /* The page into which a stack would overflow. Refused in a mapping of larger pages: there nothing catches it. */
