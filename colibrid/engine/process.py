@@ -92,6 +92,6 @@ def _spawn(control_fd: int) -> int:
         arguments,
         child_environment(PACKAGE_ROOT),
         file_actions=actions,
-        setsigmask=(signal.SIGINT, signal.SIGTERM),  # until the worker ignores them
+        setsigmask=(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # until the worker ignores them
         setsigdef=(signal.SIGPIPE,),
     )

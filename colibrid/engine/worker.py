@@ -5,7 +5,7 @@ Reads one Open frame, opens the engine and stays in one C call until it is told 
     main thread      Open frame -> pack -> clb_engine_open -> Ready frame -> clb_engine_run -> clb_engine_close
     control thread   frames -> clb_engine_post; end of the stream -> exit
 
-SIGINT and SIGTERM are ignored: the daemon decides when an engine ends, and if the daemon dies, the kernel kills it.
+SIGINT, SIGTERM and SIGHUP are ignored: the daemon decides when an engine ends, and if the daemon dies, the kernel kills it.
 Exit codes: 0 told to stop, 70 the engine failed, 78 settings or model are wrong (final). Its last frame says why.
 
 Imports are few on purpose: they are on the way from start to the first token.
@@ -68,8 +68,8 @@ class _Mailbox:
 
 def main(arguments: list[str]) -> int:
     """Serve until told to stop; returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     if len(arguments) != 2 or arguments[0] != "--control-fd" or not arguments[1].isdecimal():
         sys.stderr.write("usage: python -m colibrid.engine.worker --control-fd N (started by colibrid)\n")

@@ -96,9 +96,9 @@ def test_a_reduced_kv_tier_is_logged(library: Library, spec: EngineSpec, bundled
         process.release()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_for_the_daemon_do_not_end_the_engine(number: signal.Signals, process: EngineProcess) -> None:
-    """Ctrl-C and SIGTERM reach the whole group, but only the daemon acts on them, from the first instant on."""
+    """Ctrl-C, SIGTERM and the terminal's end reach the whole group, but only the daemon acts on them, from the start."""
     os.kill(process.pid, number)
     wait_ready(process)
     os.kill(process.pid, number)
