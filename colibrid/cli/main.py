@@ -6,6 +6,7 @@ Exit codes: 0 done · 1 failed · 2 wrong usage · 78 configuration or model wro
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from importlib import import_module
@@ -45,6 +46,17 @@ class _LazyGroup(click.Group):
         command = getattr(import_module(_VERBS[name][0]), name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:  # click itself suggests only commands that are already imported
+            near = difflib.get_close_matches(args[0], _VERBS, n=1)
+            if not near:
+                raise
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx) from None
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -227,11 +227,11 @@ def _describe_kind(kind: inspect.Type) -> str:
 
 
 def _describe_bounds(kind: inspect.IntType | inspect.FloatType) -> str:
-    low = f"from {kind.ge}" if kind.ge is not None else f"above {kind.gt}" if kind.gt is not None else ""
-    high = f"to {kind.le}" if kind.le is not None else f"below {kind.lt}" if kind.lt is not None else ""
-    if low and not high:
-        return f" of at least {kind.ge}" if kind.ge is not None else f" {low}"
-    return "".join(f" {part}" for part in (low, high) if part)
+    if kind.ge is not None and kind.le is not None:
+        return f" from {kind.ge} to {kind.le}"
+    bounds = (("of at least", kind.ge), ("above", kind.gt), ("at most", kind.le), ("below", kind.lt))
+    parts = [f"{words} {bound}" for words, bound in bounds if bound is not None]
+    return f" {' and '.join(parts)}" if parts else ""
 
 
 def _cross_errors(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:

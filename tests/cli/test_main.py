@@ -54,6 +54,12 @@ def test_wrong_usage_exits_with_2(arguments: list[str], code: int, capsys: pytes
     assert "Error" in capsys.readouterr().err
 
 
+def test_a_mistyped_verb_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    """A verb that is nearly right is answered with the right one."""
+    assert front.run(["serv"]) == 2
+    assert "No such command 'serv'. Did you mean 'serve'?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(ConfigError("a\nb"), 78), (ModelError("a\nb"), 78), (EngineError("a\nb"), 1), (KeyboardInterrupt(), 130),
