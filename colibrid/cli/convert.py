@@ -11,7 +11,9 @@ from colibrid.cli.models import checksum
 from colibrid.cli.progress import Progress
 from colibrid.config.sizes import format_bytes
 from colibrid.engine.library import Library
+from colibrid.errors import ModelError
 from colibrid.model import convert as conversion
+from colibrid.model.pack import is_pack
 
 
 @click.command(short_help="Make a pack from a Hugging Face checkpoint.")
@@ -45,11 +47,15 @@ def convert(
 
     An interrupted conversion is resumed by the same command; DST appears only when it is complete.
     """
+    source = Path(src).expanduser()
+    if not (source / "config.json").is_file():
+        what = "a pack already" if is_pack(source) else "no config.json in it" if source.is_dir() else "no such folder"
+        raise ModelError(f"{src}: {what}; SRC is a Hugging Face checkpoint's folder with config.json and safetensors")
     progress = Progress("converting")
     try:
         manifest = conversion.convert(
-            Path(src),
-            Path(dst),
+            source,
+            Path(dst).expanduser(),
             dtype,
             None if quiet else progress,
             crc32c=checksum(Library()),

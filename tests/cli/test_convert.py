@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from colibrid.cli.main import run
 from colibrid.model.cache import BUNDLED_MODEL
 from colibrid.model.pack import open_pack
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_makes_a_pack_with_a_progress_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,6 +39,24 @@ def test_backend_any_makes_a_flat_pack(tmp_path: Path) -> None:
         manifest = open_pack(target).manifest
         assert manifest.backend == backend
         assert manifest.files[1].sections[0].layout == layout
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [(None, "no such folder"), ("note.txt", "no config.json in it"), ("colibri.json", "a pack already")],
+)
+def test_a_source_that_is_no_checkpoint(
+    make: str | None, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong SRC is told what it is, and what SRC should be."""
+    source = tmp_path / "model"
+    if make is not None:
+        source.mkdir()
+        (source / make).write_text("{}")
+    assert run(["convert", str(source), str(tmp_path / "x.colibri")]) == 78
+    assert capsys.readouterr().err == (
+        f"colibrid: {source}: {text}; SRC is a Hugging Face checkpoint's folder with config.json and safetensors\n"
+    )
 
 
 def test_problems_exit_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
