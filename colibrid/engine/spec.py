@@ -66,6 +66,11 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
         raise ConfigError(
             f"model.max_seq_len is {max_seq_len}, but the model was made for {shapes.max_positions}; lower it"
         )
+    if settings.model.dtype not in ("auto", manifest.precision):
+        raise ConfigError(
+            f"model.dtype is {settings.model.dtype}, but the pack {manifest.name} is {manifest.precision}; leave it "
+            f"out, or make another pack with convert --dtype {settings.model.dtype}"
+        )
     if batch.prefill_tokens < batch.prefill_chunk:
         raise ConfigError(
             f"batch.prefill_tokens is {batch.prefill_tokens}, below batch.prefill_chunk {batch.prefill_chunk}; raise it"

@@ -63,6 +63,7 @@ def test_threads_follow_the_cores(
     ("settings", "pattern"),
     [
         (Settings(model=ModelSettings(max_seq_len=1 << 20)), r"model\.max_seq_len is 1048576"),
+        (Settings(model=ModelSettings(dtype="fp16")), r"model\.dtype is fp16, but the pack .* is bf16"),
         (Settings(batch=BatchSettings(prefill_chunk=64, prefill_tokens=32)), r"batch\.prefill_tokens is 32"),
         (Settings(experts=ExpertsSettings(per_token=16)), r"experts\.per_token is 16"),
         (
