@@ -122,6 +122,7 @@ uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes
   buffers->identity = carve(&at, tokens, sizeof *buffers->identity);
   buffers->groups = carve(&at, tokens + 1u, sizeof *buffers->groups);
   buffers->products = carve(&at, (uint64_t)sizes->max_experts + 1u, sizeof *buffers->products);
+  buffers->first_items = carve(&at, (uint64_t)sizes->max_experts + 1u, sizeof *buffers->first_items);
   buffers->expert_stamp = carve(&at, sizes->max_experts, sizeof *buffers->expert_stamp);
   return at.used;
 }

@@ -92,8 +92,7 @@ static bool is_stop(const clb_slot* slot, int32_t token) {
 }
 
 /* Samples from one row of logits; pure, so any thread may do it. */
-static void draw(void* context, uint32_t item, uint32_t thread) {
-  const clb_engine* const engine = context;
+static void draw(const clb_engine* engine, uint32_t item, uint32_t thread) {
   const clb_step_buffers* const b = &engine->buffers;
   const uint32_t vocab = engine->model.vocab_size;
   const uint32_t scratch = engine->threads.count < CLB_LOGIT_ROWS ? thread : item; /* nobody else's at this time */
@@ -127,6 +126,12 @@ void clb_slot_take_token(clb_engine* engine, uint32_t slot, int32_t token, uint3
     finish(engine, slot, &event);
   } else {
     clb_push_event(engine, &event);
+  }
+}
+
+static void draw_rows(void* context, uint32_t first, uint32_t end, uint32_t thread) {
+  for (uint32_t i = first; i < end; ++i) {
+    draw(context, i, thread);
   }
 }
 
@@ -164,7 +169,7 @@ static void sample(clb_engine* engine, const uint32_t* rows, uint32_t count) {
     for (uint32_t i = 0; i < some; ++i) {
       draws[i].slot = engine->buffers.rows[rows[first + i]].slot;
     }
-    clb_threads_run(&engine->threads, some, draw, engine);
+    clb_threads_run(&engine->threads, some, draw_rows, engine);
     for (uint32_t i = 0; i < some; ++i) {
       take_token(engine, &draws[i]);
     }

@@ -22,7 +22,7 @@
 #include "invariant.h"
 #include "step_internal.h"
 
-enum { LEAST_OPERATIONS = 32768 /* of an item that is no matrix product: some microseconds */ };
+enum { LEAST_OPERATIONS = 65536 /* of an item that is no matrix product: some microseconds */ };
 
 /* After each piece of work that may take long with a large model: a busy engine must never look stalled. */
 static void show_progress(void* context) {
@@ -39,20 +39,22 @@ typedef struct row_list {
   uint32_t block;
 } row_list;
 
-static void run_row_block(void* context, uint32_t item, uint32_t thread) {
+static void run_blocks(void* context, uint32_t first, uint32_t end, uint32_t thread) {
   const row_list* const list = context;
-  const uint32_t first = item * list->block;
-  const uint32_t left = list->count - first;
-  list->run(list->engine, list->layer, first, first + (list->block < left ? list->block : left));
-  if (thread == 0u) {
-    show_progress(list->engine);
+  for (uint32_t block = first; block < end; ++block) {
+    const uint32_t row = block * list->block;
+    const uint32_t left = list->count - row;
+    list->run(list->engine, list->layer, row, row + (list->block < left ? list->block : left));
+    if (thread == 0u) {
+      show_progress(list->engine);
+    }
   }
 }
 
 void clb_step_rows(clb_engine* engine, uint32_t layer, uint32_t count, uint64_t operations, clb_rows_fn run) {
   const uint32_t block = operations >= LEAST_OPERATIONS ? 1u : (uint32_t)(LEAST_OPERATIONS / operations);
   row_list list = {engine, run, layer, count, block};
-  clb_threads_run(&engine->threads, (count + block - 1u) / block, run_row_block, &list);
+  clb_threads_run(&engine->threads, (count + block - 1u) / block, run_blocks, &list);
 }
 
 clb_stage clb_step_stage(clb_engine* engine) {
@@ -60,6 +62,7 @@ clb_stage clb_step_stage(clb_engine* engine) {
                      .progress = show_progress,
                      .progress_context = engine,
                      .products = engine->buffers.products,
+                     .first_items = engine->buffers.first_items,
                      .capacity = engine->sizes.max_experts + 1u};
   clb_stage_begin(&stage);
   return stage;
@@ -67,7 +70,8 @@ clb_stage clb_step_stage(clb_engine* engine) {
 
 void clb_step_linear(clb_engine* engine, const clb_matrix* matrix, const float* bias, const float* input,
                      uint32_t tokens, float* output) {
-  const clb_linear_args args = {
+  const clb_product product = {
+      .kernel = matrix->kernel,
       .weights = matrix->data,
       .bias = bias,
       .input = input,
@@ -76,11 +80,10 @@ void clb_step_linear(clb_engine* engine, const clb_matrix* matrix, const float* 
       .output_stride = matrix->rows,
       .tokens = tokens,
       .cols = matrix->cols,
-      .row_begin = 0,
-      .row_end = matrix->rows,
+      .rows = matrix->rows,
   };
   clb_stage stage = clb_step_stage(engine);
-  clb_stage_add_linear(&stage, matrix->kernel, &args);
+  clb_stage_add(&stage, &product);
   clb_stage_run(&stage);
 }
 

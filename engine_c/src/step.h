@@ -58,6 +58,7 @@ typedef struct clb_step_buffers {
   clb_expert_policy* policies;    /* (T) of the layer at work */
   uint32_t* groups;               /* (T + 1): first rows of the groups that attend together */
   clb_product* products;          /* (most experts + 1): of the stage at work */
+  uint32_t* first_items;          /* the same */
   uint32_t* identity;             /* (T): 0, 1, 2, ... */
   uint64_t* expert_stamp;         /* (most experts): the last (step, layer) that ran it */
 } clb_step_buffers;

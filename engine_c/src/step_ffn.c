@@ -7,33 +7,35 @@
 #include "routing.h"
 #include "step_internal.h"
 
-static clb_gated_linear_args gate_up_of(const clb_engine* engine, const clb_expert_entry* entry, const uint32_t* tokens,
-                                        uint32_t count, float* activation) {
-  return (clb_gated_linear_args){.gate = entry->gate,
-                                 .up = entry->up,
-                                 .input = engine->buffers.normed,
-                                 .output = activation,
-                                 .inputs = tokens,
-                                 .input_stride = engine->model.hidden,
-                                 .output_stride = entry->width,
-                                 .tokens = count,
-                                 .cols = engine->model.hidden,
-                                 .row_begin = 0,
-                                 .row_end = entry->width};
+/* activation[i] = silu(gate x) * (up x), x = normed[tokens[i]] */
+static clb_product gate_up_of(const clb_engine* engine, const clb_expert_entry* entry, const uint32_t* tokens,
+                              uint32_t count, float* activation) {
+  return (clb_product){.kernel = entry->kernel,
+                       .weights = entry->gate,
+                       .up = entry->up,
+                       .input = engine->buffers.normed,
+                       .output = activation,
+                       .inputs = tokens,
+                       .input_stride = engine->model.hidden,
+                       .output_stride = entry->width,
+                       .tokens = count,
+                       .cols = engine->model.hidden,
+                       .rows = entry->width};
 }
 
-static clb_linear_args down_of(const clb_engine* engine, const clb_expert_entry* entry, const float* activation,
-                               uint32_t count, const uint32_t* places, float* output) {
-  return (clb_linear_args){.weights = entry->down,
-                           .input = activation,
-                           .output = output,
-                           .outputs = places,
-                           .input_stride = entry->width,
-                           .output_stride = engine->model.hidden,
-                           .tokens = count,
-                           .cols = entry->width,
-                           .row_begin = 0,
-                           .row_end = engine->model.hidden};
+/* output[places[i]] = down activation[i] */
+static clb_product down_of(const clb_engine* engine, const clb_expert_entry* entry, const float* activation,
+                           uint32_t count, const uint32_t* places, float* output) {
+  return (clb_product){.kernel = entry->kernel,
+                       .weights = entry->down,
+                       .input = activation,
+                       .output = output,
+                       .outputs = places,
+                       .input_stride = entry->width,
+                       .output_stride = engine->model.hidden,
+                       .tokens = count,
+                       .cols = entry->width,
+                       .rows = engine->model.hidden};
 }
 
 static clb_routing_args routing_of(clb_engine* engine, uint32_t layer, uint32_t count) {
@@ -103,15 +105,10 @@ static void run_experts(clb_engine* engine, uint32_t layer, const clb_routing_ar
   float* const outputs = (float*)(void*)(engine->dispatch + engine->sizes.dispatch.output);
   clb_stage stage = clb_step_stage(engine);
   if (weights->shared.gate != NULL) {
-    if (down) {
-      const clb_linear_args args =
-          down_of(engine, &weights->shared, b->shared_activation, routing->tokens, NULL, b->shared_output);
-      clb_stage_add_linear(&stage, weights->shared.kernel, &args);
-    } else {
-      const clb_gated_linear_args args =
-          gate_up_of(engine, &weights->shared, NULL, routing->tokens, b->shared_activation);
-      clb_stage_add_gate_up(&stage, weights->shared.kernel, &args);
-    }
+    const clb_product product =
+        down ? down_of(engine, &weights->shared, b->shared_activation, routing->tokens, NULL, b->shared_output)
+             : gate_up_of(engine, &weights->shared, NULL, routing->tokens, b->shared_activation);
+    clb_stage_add(&stage, &product);
   }
   for (uint32_t e = 0; e < routing->layer->experts; ++e) {
     const clb_expert_entry* const entry = &weights->experts[e];
@@ -119,15 +116,10 @@ static void run_experts(clb_engine* engine, uint32_t layer, const clb_routing_ar
     const uint32_t count = routing->counts[e];
     CLB_ASSERT(routing->offsets[e + 1u] - first == count);
     float* const activation = activations + (size_t)first * entry->width;
-    if (count == 0u) {
-      continue;
-    }
-    if (down) {
-      const clb_linear_args args = down_of(engine, entry, activation, count, routing->place_list + first, outputs);
-      clb_stage_add_linear(&stage, entry->kernel, &args);
-    } else {
-      const clb_gated_linear_args args = gate_up_of(engine, entry, routing->token_list + first, count, activation);
-      clb_stage_add_gate_up(&stage, entry->kernel, &args);
+    if (count > 0u) {
+      const clb_product product = down ? down_of(engine, entry, activation, count, routing->place_list + first, outputs)
+                                       : gate_up_of(engine, entry, routing->token_list + first, count, activation);
+      clb_stage_add(&stage, &product);
     }
   }
   clb_stage_run(&stage);
@@ -185,12 +177,12 @@ void clb_step_moe(clb_engine* engine, uint32_t layer, uint32_t count) {
 void clb_step_dense(clb_engine* engine, uint32_t layer, uint32_t count) {
   const clb_step_buffers* const b = &engine->buffers;
   const clb_expert_entry* const entry = &engine->kernels.layers[layer].shared;
-  const clb_gated_linear_args first = gate_up_of(engine, entry, NULL, count, b->shared_activation);
-  const clb_linear_args second = down_of(engine, entry, b->shared_activation, count, NULL, b->update);
+  const clb_product first = gate_up_of(engine, entry, NULL, count, b->shared_activation);
+  const clb_product second = down_of(engine, entry, b->shared_activation, count, NULL, b->update);
   clb_stage stage = clb_step_stage(engine);
-  clb_stage_add_gate_up(&stage, entry->kernel, &first);
+  clb_stage_add(&stage, &first);
   clb_stage_run(&stage);
   clb_stage_begin(&stage);
-  clb_stage_add_linear(&stage, entry->kernel, &second);
+  clb_stage_add(&stage, &second);
   clb_stage_run(&stage);
 }

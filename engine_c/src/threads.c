@@ -40,7 +40,8 @@ static void wake_all(_Atomic uint32_t* word) {
 
 static uint64_t generation_of(uint64_t ticket) { return ticket >> LEFT_BITS; }
 
-/* Takes and does items of one list until none is left. Returns how many. */
+/* Takes and does items of one list until none is left, the next time a share of what is left now: a ticket that goes to
+   and fro between cores costs more than most items. Returns how many. */
 static uint32_t take_items(clb_threads* pool, uint32_t thread) {
   uint32_t done = 0;
   uint64_t ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
@@ -49,11 +50,14 @@ static uint32_t take_items(clb_threads* pool, uint32_t thread) {
     const uint32_t items = atomic_load_explicit(&pool->items, memory_order_relaxed);
     const clb_work_fn work = atomic_load_explicit(&pool->work, memory_order_relaxed);
     void* const context = atomic_load_explicit(&pool->context, memory_order_relaxed);
-    const bool taken = atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket - 1u, memory_order_acq_rel,
-                                                             memory_order_acquire);
+    const uint32_t left = (uint32_t)(ticket & LEFT_MASK);
+    const uint32_t share = left / (pool->count + 1u);
+    const uint32_t some = share == 0u ? 1u : share;
+    const bool taken = atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket - some,
+                                                             memory_order_acq_rel, memory_order_acquire);
     if (taken) {
-      work(context, items - (uint32_t)(ticket & LEFT_MASK), thread);
-      ++done;
+      work(context, items - left, items - left + some, thread);
+      done += some;
       ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
     }
   }
@@ -146,8 +150,8 @@ static void wait_for_workers(clb_threads* pool, uint32_t items, uint32_t own) {
 void clb_threads_run(clb_threads* pool, uint32_t items, clb_work_fn work, void* context) {
   CLB_ASSERT(items <= CLB_THREADS_MAX_ITEMS);
   if (pool->started == 0u || items <= 1u) {
-    for (uint32_t i = 0; i < items; ++i) {
-      work(context, i, 0);
+    if (items > 0u) {
+      work(context, 0, items, 0);
     }
     return;
   }

@@ -1,20 +1,21 @@
 /*
  * threads.h: a fixed set of threads that share out lists of work items.
  *
- * The owner (thread 0) calls clb_threads_run(items); it and the workers (threads 1 .. count - 1) take one item after
- * the other until none is left, and run returns when all are done. No thread is waited for that holds no item: if
- * another program has a worker's CPU, the others do its share.
+ * The owner (thread 0) calls clb_threads_run(items); it and the workers (threads 1 .. count - 1) take items, many at
+ * once while many are left and single ones in the end, and run returns when all are done. No thread is waited for that
+ * holds no item: if another program has a worker's CPU, the others do its share.
  *
  *   owner    run: post items ── take, do, take, do ──────── wait for items that workers still hold ── return
  *   worker   spin ────────── take, do, take, do, take, do ── spin 50 us ── sleep
  *
- *   ticket   | generation 40 | items left 24 |   the one word that is fought over; taking an item is one
+ *   ticket   | generation 40 | items left 24 |   the one word that is fought over; taking items is one
  *                                                compare-and-swap, which fails when the list has changed since
  *
  * A worker reads work, context and items only between two looks at the ticket: if its swap succeeds, the list it read
  * is the one that it takes from, because the owner changes the list only after every item of it was taken and done.
  *
- * Which thread does an item is chance, so an item's result must not depend on it: items write different memory.
+ * Which thread does an item, and with which others in one call, is chance: an item's result must not depend on it, and
+ * items write different memory.
  *
  * Workers are made at open, with stacks in memory given by the caller; after that nothing is allocated. They take no
  * signals but those of their own faults, and results too small for a normal number become zero (float_mode.h). With a
@@ -34,8 +35,8 @@
 #define CLB_THREADS_MAX_ITEMS 16777215u
 #define CLB_THREADS_CPU_WORDS 16u /* 64 CPUs each: an affinity mask */
 
-/* Does item `item` < items. `thread` < count: who does it, to find private scratch. */
-typedef void (*clb_work_fn)(void* context, uint32_t item, uint32_t thread);
+/* Does items [first, end) of a list. `thread` < count: who does it, to find private scratch. */
+typedef void (*clb_work_fn)(void* context, uint32_t first, uint32_t end, uint32_t thread);
 
 struct clb_threads;
 
@@ -78,9 +79,9 @@ uint64_t clb_threads_stack_bytes(uint32_t count);
    ARGUMENT iff it does not give one of the CPUs. Then nothing is held. */
 int32_t clb_threads_open(clb_threads* pool, const clb_threads_config* config);
 
-/* Runs work(context, i, thread) once for each i < items <= CLB_THREADS_MAX_ITEMS (asserted); items are taken in rising
-   order. What was written before is seen by every item, and what items wrote is seen after. Owner only, not from an
-   item. One item, or one thread, costs no more than the calls. */
+/* Runs `work` over each item < items <= CLB_THREADS_MAX_ITEMS (asserted) once; they are taken in rising order. What was
+   written before is seen by every item, and what items wrote is seen after. Owner only, not from an item. One item, or
+   one thread, costs no more than the calls. */
 void clb_threads_run(clb_threads* pool, uint32_t items, clb_work_fn work, void* context);
 
 /* Ends the workers and gives the owner its CPUs back. Owner only. Harmless on zeroed memory and when repeated. */

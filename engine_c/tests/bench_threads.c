@@ -11,10 +11,10 @@ typedef struct list {
   uint32_t rounds; /* of arithmetic in an item */
 } list;
 
-static void spend(void* context, uint32_t item, uint32_t thread) {
+static void spend(void* context, uint32_t first, uint32_t end, uint32_t thread) {
   const list* const l = context;
-  volatile uint32_t x = item + thread;
-  for (uint32_t i = 0; i < l->rounds; ++i) {
+  volatile uint32_t x = thread;
+  for (uint32_t i = 0; i < l->rounds * (end - first); ++i) {
     x = x * 3u + 1u;
   }
 }

@@ -55,7 +55,7 @@ typedef struct shape {
   uint32_t rows;
   uint32_t tokens;
   uint32_t cols;
-  uint32_t kind; /* bit 0: gate_up; bit 1: with an input list; bit 2: with an output list */
+  uint32_t kind; /* bit 0: gate_up; bit 1: with an input list; bit 2: with an output list, if not gate_up */
 } shape;
 
 static void add(clb_stage* stage, uint32_t p, const shape* s) {
@@ -65,31 +65,19 @@ static void add(clb_stage* stage, uint32_t p, const shape* s) {
     ins[i] = s->tokens - 1 - i;
     outs[i] = i;
   }
-  clb_linear_args args = {.weights = outputs[p],
-                          .input = inputs,
-                          .output = (float*)(void*)outputs[p],
-                          .inputs = (s->kind & 2u) != 0 ? ins : NULL,
-                          .outputs = (s->kind & 4u) != 0 ? outs : NULL,
-                          .input_stride = 2,
-                          .output_stride = MOST_ROWS,
-                          .tokens = s->tokens,
-                          .cols = s->cols,
-                          .row_end = s->rows};
-  if ((s->kind & 1u) == 0) {
-    clb_stage_add_linear(stage, &fake, &args);
-    return;
-  }
-  const clb_gated_linear_args gated = {.gate = args.weights,
-                                       .up = args.weights,
-                                       .input = args.input,
-                                       .output = args.output,
-                                       .inputs = args.inputs,
-                                       .input_stride = 2,
-                                       .output_stride = MOST_ROWS,
-                                       .tokens = s->tokens,
-                                       .cols = s->cols,
-                                       .row_end = s->rows};
-  clb_stage_add_gate_up(stage, &fake, &gated);
+  const clb_product product = {.kernel = &fake,
+                               .weights = outputs[p],
+                               .up = (s->kind & 1u) != 0 ? outputs[p] : NULL,
+                               .input = inputs,
+                               .output = (float*)(void*)outputs[p],
+                               .inputs = (s->kind & 2u) != 0 ? ins : NULL,
+                               .outputs = s->kind == 4u || s->kind == 6u ? outs : NULL,
+                               .input_stride = 2,
+                               .output_stride = MOST_ROWS,
+                               .tokens = s->tokens,
+                               .cols = s->cols,
+                               .rows = s->rows};
+  clb_stage_add(stage, &product);
 }
 
 static void check_outputs(uint32_t p, const shape* s) {
@@ -109,6 +97,7 @@ static void check_outputs(uint32_t p, const shape* s) {
 static void each_output_is_computed_once(void) {
   const uint32_t cols[] = {16, 300, 5000, 200000};
   clb_product products[MOST_PRODUCTS];
+  uint32_t first_items[MOST_PRODUCTS];
   uint64_t state = 3;
   for (uint32_t i = 0; i < MOST_TOKENS; ++i) {
     inputs[(size_t)2 * i] = (float)i;
@@ -116,7 +105,11 @@ static void each_output_is_computed_once(void) {
   for (uint32_t round = 0; round < 120; ++round) {
     const clb_threads_config config = {.count = 1 + round % 4, .stacks = stacks};
     CHECK_EQ(clb_threads_open(&pool, &config), CLB_OK);
-    clb_stage stage = {.threads = &pool, .progress = count_progress, .products = products, .capacity = MOST_PRODUCTS};
+    clb_stage stage = {.threads = &pool,
+                       .progress = count_progress,
+                       .products = products,
+                       .first_items = first_items,
+                       .capacity = MOST_PRODUCTS};
     shape shapes[MOST_PRODUCTS];
     const uint32_t count = (uint32_t)(clb_test_random(&state) % (MOST_PRODUCTS + 1));
     memset(outputs, 0, sizeof outputs);
@@ -149,9 +142,14 @@ static void cuts_follow_the_cost(void) {
                {8, {64, 90, 200000, 0}, 16, 64}, {1, {16, 1, 64, 0}, 1, 1},       {1, {320, 1, 64, 1}, 1, 6}};
   for (uint32_t c = 0; c < sizeof cases / sizeof cases[0]; ++c) {
     clb_product products[MOST_PRODUCTS];
+    uint32_t first_items[MOST_PRODUCTS];
     const clb_threads_config config = {.count = 2, .stacks = stacks};
     CHECK_EQ(clb_threads_open(&pool, &config), CLB_OK);
-    clb_stage stage = {.threads = &pool, .progress = count_progress, .products = products, .capacity = MOST_PRODUCTS};
+    clb_stage stage = {.threads = &pool,
+                       .progress = count_progress,
+                       .products = products,
+                       .first_items = first_items,
+                       .capacity = MOST_PRODUCTS};
     clb_stage_begin(&stage);
     for (uint32_t p = 0; p < cases[c].products; ++p) {
       add(&stage, p, &cases[c].shape);

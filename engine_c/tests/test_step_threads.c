@@ -6,7 +6,7 @@
 #include "engine_rig.h"
 #include "test.h"
 
-enum { REQUESTS = 12, HIDDEN = 128, HEADS = 8, KV_HEADS = 2, HEAD_DIM = 16 };
+enum { REQUESTS = 12, HIDDEN = 256, HEADS = 16, KV_HEADS = 2, HEAD_DIM = 16 };
 
 static rig main_rig; /* large: not on the stack */
 static rig_output expected[REQUESTS];
