@@ -14,7 +14,7 @@ from colibrid.engine.channel import Command, Event, SlotRecord, SlotRequest, Slo
 from colibrid.engine.state import MemoryPlan, Readiness
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from colibrid.engine.supervisor import EngineListener
 
@@ -71,8 +71,9 @@ class FakeChannel:
         assert index >= self.slots[slot].tail, "a record is read after it was given back"
         return SlotRecord(0, -0.5 * index, ((index, -0.5 * index), (index + 1, -9.0)))
 
-    def prompt_records(self, slot: int, count: int) -> list[SlotRecord]:
-        return [SlotRecord(-1, float("nan"), ())] + [SlotRecord(-1, -float(i), ((i, -1.0),)) for i in range(1, count)]
+    def prompt_reader(self, slot: int, count: int) -> Callable[[], list[SlotRecord]]:
+        first = SlotRecord(-1, float("nan"), ())
+        return lambda: [first, *(SlotRecord(-1, -float(i), ((i, -1.0),)) for i in range(1, count))]
 
     def usage(self, slot: int) -> SlotUsage:
         return SlotUsage(10, 2, 1, 0, 0)

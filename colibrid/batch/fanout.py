@@ -126,9 +126,9 @@ class FanOut:
         wanted = generation.request.prompt_logprobs
         if wanted is not None:
             ids = generation.request.prompt_ids
-            found = channel.prompt_records(slot.index, len(ids))
-            generation.prompt_records = tuple(
-                token_record(token, record, wanted) for token, record in zip(ids, found, strict=True)
+            read = channel.prompt_reader(slot.index, len(ids))
+            generation.read_prompt = lambda: tuple(
+                token_record(token, record, wanted) for token, record in zip(ids, read(), strict=True)
             )
 
     def _on_end(
@@ -164,7 +164,6 @@ class FanOut:
             prompt_tokens=len(request.prompt_ids),
             completion_tokens=generation.received,
             cached_tokens=usage.cached_tokens,
-            prompt_records=generation.prompt_records,
             experts=ExpertUsage(
                 request.experts.per_token or self._experts_per_token, usage.assignments, usage.trimmed, usage.dropped
             ),

@@ -6,12 +6,13 @@ The scheduler writes, one consumer reads; both on the event loop.
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from types import TracebackType
 
     from colibrid.batch.request import GenerateRequest, GenerateResult, TokenRecord
@@ -54,7 +55,7 @@ class LiveGeneration:
 
     def __init__(self, request: GenerateRequest, owner: GenerationOwner, now: float) -> None:
         self.request = request
-        self.prompt_records: tuple[TokenRecord, ...] = ()
+        self.read_prompt: Callable[[], tuple[TokenRecord, ...]] = tuple  # set when the prompt is complete
         self.result: GenerateResult | None = None
         self.clock = Clock(now)
         self.place: Place | None = None  # while it has a slot
@@ -101,6 +102,11 @@ class LiveGeneration:
         self.wake()
 
     # ------------------------------------------------------------- consumer
+
+    @functools.cached_property
+    def prompt_records(self) -> tuple[TokenRecord, ...]:
+        """One per prompt token, if asked for; not before the first token. Made when first asked for, by any thread."""
+        return self.read_prompt()
 
     def cancel(self) -> None:
         """Stop and release the slot; the iteration ends without a result. Harmless when already ended."""

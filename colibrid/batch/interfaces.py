@@ -49,7 +49,10 @@ class Generation(Protocol):
 
     @property
     def prompt_records(self) -> tuple[TokenRecord, ...]:
-        """One per prompt token if prompt_logprobs was asked for; complete before the first token is yielded."""
+        """One per prompt token if prompt_logprobs was asked for; not to be read before the first token is yielded.
+
+        Takes long for long prompts when read for the first time; may be read by any thread.
+        """
         ...
 
     @property

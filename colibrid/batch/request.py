@@ -70,7 +70,6 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int  # a stop id included
     cached_tokens: int
-    prompt_records: tuple[TokenRecord, ...]  # empty unless prompt_logprobs was asked for
     experts: ExpertUsage
     queue_ms: float
     prefill_ms: float

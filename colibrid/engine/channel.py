@@ -14,7 +14,7 @@ import mmap
 import os
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -237,11 +237,14 @@ class DaemonChannel:
 
     def prompt_records(self, slot: int, count: int) -> list[SlotRecord]:
         """The first `count` prompt records, complete once the first token or the end was announced."""
+        return self.prompt_reader(slot, count)()
+
+    def prompt_reader(self, slot: int, count: int) -> Callable[[], list[SlotRecord]]:
+        """As prompt_records: fixed now, and unpacked, which takes long, when the result is called, by any thread."""
         offset = self._result_offset(slot) + self.layout.result_prompt
-        end = offset + count * _PROMPT_RECORD.size
-        return [
-            SlotRecord(-1, values[0], _top_list(values[1], values[2:]))
-            for values in _PROMPT_RECORD.iter_unpack(self._map.bytes[offset:end])
+        block = self._map.bytes[offset : offset + count * _PROMPT_RECORD.size]
+        return lambda: [
+            SlotRecord(-1, values[0], _top_list(values[1], values[2:])) for values in _PROMPT_RECORD.iter_unpack(block)
         ]
 
     def usage(self, slot: int) -> SlotUsage:

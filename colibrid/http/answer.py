@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -16,6 +18,8 @@ from colibrid.http.sse import EventStream, ReaderLeftError
 from colibrid.http.usage import server_timing, usage_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from colibrid.http.params import Job
     from colibrid.http.run import Choice, Delta
     from colibrid.http.state import AppState
@@ -23,8 +27,16 @@ if TYPE_CHECKING:
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
+_INLINE_LOGPROBS = 4000  # written down on the event loop: about 2 ms
+_Result = TypeVar("_Result")
+
+
 class ChoiceWriter(Protocol):
-    """One choice being written down."""
+    """One choice being written down. Its methods are called one after another, but not all by the same thread."""
+
+    @property
+    def weight(self) -> int:
+        """Log-probabilities that the next `chunk`, or `whole`, has to write down."""
 
     def take(self, delta: Delta) -> None:
         """Adds what is new."""
@@ -45,11 +57,15 @@ class ChoiceWriter(Protocol):
 class AnswerWriter(Protocol):
     """The body around the choices."""
 
+    @property
+    def weight(self) -> int:
+        """Log-probabilities that `whole` has to write down, beside those of the choices."""
+
     def choice(self, choice: Choice) -> ChoiceWriter:
         """A fresh writer of one choice."""
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer as an object."""
+    def whole(self, choices: list[msgspec.Raw], usage: dict[str, Any]) -> dict[str, Any]:
+        """The answer as an object, around choices that are JSON already."""
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """The last event, if the client asked for it; else empty."""
@@ -81,7 +97,13 @@ async def _whole(request: web.Request, state: AppState, choices: Choices, writer
 
     await choices.each(collect)
     usage = _note(request, state, choices)
-    return json_response(writer.whole([target.whole() for target in writers], usage))
+    parts = []
+    for target in writers:
+        parts.append(msgspec.Raw(await _off_loop(state, target.weight, functools.partial(_encoded, target.whole))))
+        await asyncio.sleep(0)  # many small choices together would hold the event loop for long
+    whole = functools.partial(writer.whole, parts, usage)
+    body = await _off_loop(state, writer.weight, functools.partial(_encoded, whole))
+    return web.Response(body=body, content_type="application/json")
 
 
 async def _streamed(
@@ -96,7 +118,7 @@ async def _streamed(
                 await stream.send(opening)
             async for delta in choice.deltas():
                 target.take(delta)
-                chunk = target.chunk()
+                chunk = await _off_loop(state, target.weight, target.chunk)
                 if chunk:
                     await stream.send(chunk)
             await stream.send(target.closing())
@@ -118,6 +140,17 @@ async def _streamed(
             current(request).facts["error"] = "internal_error"
             await stream.fail(InternalError(current(request).id))
         return stream.response
+
+
+def _encoded(make: Callable[[], object]) -> bytes:
+    return msgspec.json.encode(make())
+
+
+async def _off_loop(state: AppState, weight: int, work: Callable[[], _Result]) -> _Result:
+    """The result of `work`: at once when there is little to do, else from the scribe's thread."""
+    if weight <= _INLINE_LOGPROBS:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(state.scribe, work)
 
 
 def _note(request: web.Request, state: AppState, choices: Choices) -> dict[str, Any]:

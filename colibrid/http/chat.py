@@ -52,7 +52,13 @@ class ChatWriter:
         self._choice = choice
         return ChatChoiceWriter(choice, self._body, self._state, self._envelope)
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def weight(self) -> int:
+        if self._body.prompt_logprobs is None or self._choice is None:
+            return 0
+        return len(self._choice.prompt.ids) * (self._body.prompt_logprobs + 1)
+
+    def whole(self, choices: list[msgspec.Raw], usage: dict[str, Any]) -> dict[str, Any]:
         found = self._envelope.head | {"choices": choices, "usage": usage}
         assert self._choice is not None
         if self._body.prompt_logprobs is not None:
@@ -80,6 +86,10 @@ class ChatChoiceWriter:
         self._text.append(delta.text)
         if self._body.logprobs or self._body.return_token_ids:
             self._records.extend(delta.records)
+
+    @property
+    def weight(self) -> int:
+        return len(self._records) * ((self._body.top_logprobs or 0) + 1) if self._body.logprobs else 0
 
     def opening(self) -> bytes:
         rest: dict[str, Any] = {"logprobs": None, "finish_reason": None}

@@ -46,7 +46,11 @@ class CompletionWriter:
     def choice(self, choice: Choice) -> CompletionChoiceWriter:
         return CompletionChoiceWriter(choice, self._body, self._state, self._envelope)
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    @property
+    def weight(self) -> int:
+        return 0
+
+    def whole(self, choices: list[msgspec.Raw], usage: dict[str, Any]) -> dict[str, Any]:
         return self._envelope.head | {"choices": choices, "usage": usage}
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
@@ -64,20 +68,37 @@ class CompletionChoiceWriter:
         self._logprobs = None if body.logprobs is None else LegacyLogprobs(self._tokenizer)
         self._echo_due = bool(body.echo)
         self._ids_due = bool(body.return_token_ids)
+        self._deltas: list[Delta] = []  # taken, not written down yet
         self._text: list[str] = []
         self._ids: list[int] = []
         self._start = 0  # characters of the echoed prompt
 
     def take(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+
+    @property
+    def weight(self) -> int:
+        body, prompt = self._body, len(self._choice.prompt.ids)
+        total = 0
+        if body.logprobs is not None:
+            positions = sum(len(delta.records) for delta in self._deltas) + (prompt if self._echo_due else 0)
+            total += positions * (body.logprobs + 1)
+        if body.prompt_logprobs is not None:
+            total += prompt * (body.prompt_logprobs + 1)
+        return total
+
+    def _write_down(self) -> None:
         if self._echo_due:
             self._echo_due = False
             self._echo()
-        self._text.append(delta.text)
-        if self._body.return_token_ids:
-            self._ids.extend(record.token for record in delta.records)
-        if self._logprobs is not None:
-            for record, offset in zip(delta.records, delta.offsets, strict=True):
-                self._logprobs.add(record, self._start + offset)
+        for delta in self._deltas:
+            self._text.append(delta.text)
+            if self._body.return_token_ids:
+                self._ids.extend(record.token for record in delta.records)
+            if self._logprobs is not None:
+                for record, offset in zip(delta.records, delta.offsets, strict=True):
+                    self._logprobs.add(record, self._start + offset)
+        self._deltas = []
 
     def _echo(self) -> None:
         prompt = self._choice.prompt
@@ -93,6 +114,7 @@ class CompletionChoiceWriter:
         return b""
 
     def chunk(self) -> bytes:
+        self._write_down()
         text = "".join(self._text)
         rest = self._rest()
         if not text and not rest:
@@ -121,6 +143,7 @@ class CompletionChoiceWriter:
 
     def whole(self) -> dict[str, Any]:
         assert self._choice.outcome is not None
+        self._write_down()
         found: dict[str, Any] = {
             "index": self._choice.index,
             "text": "".join(self._text),

@@ -5,16 +5,20 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from colibrid.errors import RequestError
 from colibrid.http.answer import answer
 from colibrid.http.body import parse, read_json
-from colibrid.http.completions import CompletionWriter
+from colibrid.http.completions import CompletionChoiceWriter, CompletionWriter
 from colibrid.http.context import current
 from colibrid.http.params import completion_job
 from colibrid.http.state import STATE
 from colibrid.http.types import GENERATE_REFUSED, CompletionBody, GenerateBody
 
 if TYPE_CHECKING:
+    import msgspec
     from aiohttp import web
+
+    from colibrid.http.run import Choice
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
@@ -22,6 +26,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     state = request.app[STATE]
     raw = await read_json(request, state.settings.server.max_body_bytes, "prompt")
     short, current(request).ignored = parse(raw, GenerateBody, GENERATE_REFUSED, strict=state.settings.server.strict)
+    _check_single(short.prompt)
     body = CompletionBody(
         prompt=short.prompt,
         max_tokens=short.max_new_tokens,
@@ -37,15 +42,29 @@ async def generate(request: web.Request) -> web.StreamResponse:
     return await answer(request, state, job, _ShortWriter(body, state, answer_id), stream=False)
 
 
+def _check_single(prompt: object) -> None:
+    """Raises RequestError for several prompts: the answer has room for one text."""
+    if isinstance(prompt, list) and any(isinstance(entry, str | list) for entry in prompt[:1]):
+        raise RequestError(
+            "prompt: /generate takes one prompt, a string or token ids; send several to /v1/completions.",
+            param="prompt",
+        )
+
+
 class _ShortWriter(CompletionWriter):
     """The answer without the wrapping of choices."""
 
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    def choice(self, choice: Choice) -> CompletionChoiceWriter:
+        self._only = super().choice(choice)
+        return self._only
+
+    def whole(self, choices: list[msgspec.Raw], usage: dict[str, Any]) -> dict[str, Any]:
         full = super().whole(choices, usage)
+        only = self._only.whole()
         return {
             "id": full["id"],
             "model": full["model"],
-            "text": choices[0]["text"],
-            "finish_reason": choices[0]["finish_reason"],
+            "text": only["text"],
+            "finish_reason": only["finish_reason"],
             "usage": usage,
         }

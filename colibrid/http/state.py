@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ class AppState:
     text: ModelText
     keys: KeyRing = field(default_factory=KeyRing)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, of /v1/models
+    # Writes large answers down. One thread: several would keep the event loop from the interpreter's lock.
+    scribe: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="scribe"))
 
 
 STATE = web.AppKey("state", AppState)

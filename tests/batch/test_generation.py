@@ -17,7 +17,6 @@ RESULT = GenerateResult(
     prompt_tokens=1,
     completion_tokens=3,
     cached_tokens=0,
-    prompt_records=(),
     experts=ExpertUsage(1, 1, 0, 0),
     queue_ms=0.0,
     prefill_ms=0.0,

@@ -111,7 +111,6 @@ class FakeGeneration:
             prompt_tokens=len(self.request.prompt_ids),
             completion_tokens=self._sent,
             cached_tokens=0,
-            prompt_records=self.prompt_records,
             experts=ExpertUsage(self.request.experts.per_token or 2, 12 * self._sent, 0, 0),
             queue_ms=1.0,
             prefill_ms=2.0,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 
 from colibrid.batch.request import TokenRecord
 from colibrid.http.logprobs import LegacyLogprobs, chat_logprobs, prompt_logprobs, text_and_offsets
 
 if TYPE_CHECKING:
     from colibrid.text.model_text import ModelText
+    from tests.http.conftest import Answer, Server
 
 MINUS_INFINITY = float("-inf")
 
@@ -70,3 +72,44 @@ def test_offsets_of_a_prompt(model_text: ModelText) -> None:
     assert offsets[0] == 0
     assert text[offsets[ids.index(4093)] :] == "<|im_end|>x"
     assert offsets == sorted(offsets)
+
+
+@pytest.mark.parametrize("inline", [0, 1 << 30])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": ["Hi", [5, 6]], "logprobs": 2, "echo": True, "return_token_ids": True}),
+        ("/v1/completions", {"prompt": "Hi", "prompt_logprobs": 3}),
+        ("/v1/completions", {"prompt": "Hi", "echo": True, "stop": "way"}),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2}),
+        ("/v1/chat/completions", {"prompt_logprobs": 1, "return_token_ids": True}),
+        ("/generate", {"prompt": "Hi"}),
+    ],
+)
+async def test_large_answers_are_written_off_the_loop(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any], stream: bool, inline: int
+) -> None:
+    """Who writes an answer down makes no difference to it; only one with log-probabilities can be large."""
+    if stream and ("prompt_logprobs" in fields or path == "/generate"):
+        return
+    request = {"max_tokens": 20, "messages": [{"role": "user", "content": "Hi"}], "stream": stream} | fields
+    if path == "/generate":
+        del request["max_tokens"], request["messages"], request["stream"]
+    expected = await server.post(path, request)
+    used = []
+    submit = server.state.scribe.submit
+    monkeypatch.setattr(server.state.scribe, "submit", lambda work, *more: used.append(work) or submit(work, *more))
+    monkeypatch.setattr("colibrid.http.answer._INLINE_LOGPROBS", inline)
+    answer = await server.post(path, request)
+    assert bool(used) == (inline == 0 and any("logprobs" in name for name in fields))
+    assert comparable(answer, stream=stream) == comparable(expected, stream=stream)
+
+
+def comparable(answer: Answer, *, stream: bool) -> list[Any]:
+    """An answer without what is new in each, its events by choice."""
+    parts: list[Any] = [event for event in answer.events if event != "[DONE]"] if stream else [answer.json]
+    for part in parts:
+        part.pop("id")
+        part.pop("created", None)
+    return sorted(parts, key=lambda part: part["choices"][0]["index"]) if stream else parts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -29,6 +29,16 @@ async def test_generate_short_form(server: Server) -> None:
     assert body["usage"]["completion_tokens"] == 2
     answer = await server.post("/generate", {"prompt": "Hi", "max_new_tokens": -2})
     assert (answer.status, answer.error["param"]) == (400, "max_new_tokens")
+    assert (await server.post("/generate", {"prompt": [5, 6], "max_new_tokens": 2})).json["text"] == "The capital"
+
+
+@pytest.mark.parametrize("prompt", [["Hi", "Ho"], ["Hi"], [[5], [6]], [[]]])
+async def test_generate_takes_one_prompt(server: Server, prompt: Any) -> None:
+    """Several prompts are refused and not answered in part, as the short form has room for one text."""
+    answer = await server.post("/generate", {"prompt": prompt})
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+    assert "/v1/completions" in answer.error["message"]
+    assert not server.service.seen
 
 
 async def test_health_follows_the_engine(server: Server) -> None:
