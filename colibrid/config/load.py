@@ -81,6 +81,7 @@ def load(
         _from_environment(name, text, collector)
     for override in overrides:
         collector.text(override.key, override.text, override.option)
+    errors.extend(_size_errors(values, origins))
     if not errors:
         errors.extend(_cross_errors(values, origins))
     if errors:
@@ -234,34 +235,31 @@ def _describe_bounds(kind: inspect.IntType | inspect.FloatType) -> str:
     return f" {' and '.join(parts)}" if parts else ""
 
 
+def _size_errors(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
+    """Of the tiers' sizes, which have bounds that their type cannot show."""
+    for path, value in values.items():
+        leaf = path.rpartition(".")[2]
+        if not path.startswith("memory.tiers.") or leaf not in ("bytes", "page_size") or value == "auto":
+            continue
+        try:
+            size = parse_bytes(value)
+        except ConfigError as error:
+            yield f"{origins[path]}: {path}: {error}, or auto"
+            continue
+        if leaf == "page_size" and (not _MIN_PAGE <= size <= _MAX_PAGE or size & (size - 1)):
+            yield (
+                f"{origins[path]}: {path} must be a power of two from 4KiB to 1GiB or auto "
+                f"(given: {shorten(str(value))})"
+            )
+
+
 def _cross_errors(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
     """What no single value can show."""
-
-    def get(path: str) -> Any:
-        return values.get(path, keys()[path].default)
-
-    def place(*paths: str) -> str:
-        return next((origins[path] for path in paths if origins[path] != BUILT_IN), BUILT_IN)
-
-    chunk, tokens = get("batch.prefill_chunk"), get("batch.prefill_tokens")
+    paths = ("batch.prefill_chunk", "batch.prefill_tokens")
+    chunk, tokens = (values.get(path, keys()[path].default) for path in paths)
     if chunk > tokens:
-        at = place("batch.prefill_chunk", "batch.prefill_tokens")
+        at = next((origins[path] for path in paths if origins[path] != BUILT_IN), BUILT_IN)
         yield f"{at}: batch.prefill_chunk ({chunk}) must not exceed batch.prefill_tokens ({tokens}); lower the first"
-    for tier in ("weights", "kv", "temp"):
-        for leaf in ("bytes", "page_size"):
-            path = f"memory.tiers.{tier}.{leaf}"
-            if get(path) == "auto":
-                continue
-            try:
-                size = parse_bytes(get(path))
-            except ConfigError as error:
-                yield f"{place(path)}: {path}: {error}, or auto"
-                continue
-            if leaf == "page_size" and (not _MIN_PAGE <= size <= _MAX_PAGE or size & (size - 1)):
-                yield (
-                    f"{place(path)}: {path} must be a power of two from 4KiB to 1GiB or auto "
-                    f"(given: {shorten(str(get(path)))})"
-                )
 
 
 @cache

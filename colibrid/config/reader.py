@@ -97,12 +97,19 @@ def read_text(text: str, name: str) -> Node | None:
         return _Builder(name).document(yaml.parse(text, Loader=_LOADER))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if error.context == "while scanning a simple key":  # noticed at the next line, but the colon is missing here
+            mark = error.context_mark or mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
         problem = error.problem or "not readable"
-        hint = "; indent with spaces" if "\\t" in problem else ""
+        hint = "; indent with spaces, not tabs" if mark is not None and _is_tab(text, mark) else ""
         raise ConfigError(f"{name}{where}: not valid YAML: {problem}{hint}") from error
     except yaml.YAMLError as error:  # characters that YAML forbids; carries an offset only
         raise ConfigError(f"{name}: not valid YAML: a character is not allowed; remove control characters") from error
+
+
+def _is_tab(text: str, mark: yaml.Mark) -> bool:
+    line = text.split("\n")[mark.line : mark.line + 1]
+    return bool(line) and line[0][mark.column : mark.column + 1] == "\t"
 
 
 def plain_value(text: str) -> Value:

@@ -83,7 +83,8 @@ def test_text_from_the_environment_follows_the_type() -> None:
 
 def test_all_errors_come_at_once(tmp_path: Path) -> None:
     """A file with several mistakes, the environment and an option are reported together, one line each."""
-    path = _file(tmp_path, "server:\n  prot: 1\n  port: 70000\nbatch: {slots: many}\nnonsense: 1\n")
+    path = _file(tmp_path, "server:\n  prot: 1\n  port: 70000\nbatch: {slots: many}\nnonsense: 1\n"
+                 "memory: {tiers: {kv: {bytes: 4 gigs}}}\n")  # fmt: skip
     errors = _errors(path, {"COLIBRID_SERVER_PORT": "1"}, Override("model.max_seq_len", "0", "--max-seq-len"))
     assert errors == [
         f"{path}:2:3: unknown key 'server.prot' (given: '1'); did you mean server.port?",
@@ -92,6 +93,7 @@ def test_all_errors_come_at_once(tmp_path: Path) -> None:
         f"{path}:5:1: unknown key 'nonsense' (given: '1'); conf/colibrid.yaml lists all keys",
         "environment COLIBRID_SERVER_PORT: no such setting (given: '1'); did you mean COLIBRID_SERVER__PORT?",
         "--max-seq-len: model.max_seq_len must be a whole number of at least 1 or null (given: '0')",
+        f"{path}:6:30: memory.tiers.kv.bytes: '4 gigs' is not a size; write it like 64KiB, 2MiB or 80GiB, or auto",
     ]
 
 

@@ -96,3 +96,15 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         assert str(caught.value).startswith(str(path))
         assert what in str(caught.value)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a:\n  b: 1\n  c 2\n", "x.yaml:3:3: not valid YAML: could not find expected ':'"),
+     ("a:\n\tb: 1\n", "; indent with spaces, not tabs")],
+)  # fmt: skip
+def test_broken_lines_are_found_where_they_are(text: str, expected: str) -> None:
+    """A missing colon is shown in its own line, not in the next; a tab is named."""
+    with pytest.raises(ConfigError) as caught:
+        reader.read_text(text, "x.yaml")
+    assert expected in str(caught.value)
