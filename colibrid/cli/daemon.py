@@ -35,6 +35,7 @@ from colibrid.cli.models import resolve_model
 from colibrid.cli.serve import check_shape
 from colibrid.engine.library import Library
 from colibrid.errors import ConfigError
+from colibrid.ops.collector import calm_collector
 from colibrid.ops.lifecycle import Lifecycle
 from colibrid.ops.logging import configure
 from colibrid.ops.systemd import Notifier
@@ -104,6 +105,7 @@ async def _serve(
         beating = asyncio.create_task(heartbeat(notifier, parts.supervisor, settings.engine))
         stack.callback(beating.cancel)
         await _open_http(order, parts, listening, stack)
+        calm_collector()
         marks.set("http")
         return await _live(order, parts, life, notifier, base_url(*listening.getsockname()[:2]), marks)
 

@@ -1,0 +1,49 @@
+"""The garbage collector of the daemon."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colibrid.ops.collector import calm_collector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def calm() -> Iterator[None]:
+    """The daemon's collector; afterwards as before."""
+    before = gc.get_threshold()
+    calm_collector()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("calm")
+def test_many_objects_start_no_full_collection() -> None:
+    """A million objects that stay, as of a large answer, do not have everything looked at."""
+    before = gc.get_stats()[2]["collections"]
+    kept = [[index] for index in range(1_000_000)]
+    assert gc.get_stats()[2]["collections"] == before
+    assert len(kept) == 1_000_000
+
+
+@pytest.mark.usefixtures("calm")
+def test_cycles_are_still_found() -> None:
+    """Garbage in cycles is freed while young."""
+
+    class Node:
+        me: Node
+
+    node = Node()
+    node.me = node
+    seen = weakref.ref(node)
+    del node
+    kept = [[index] for index in range(10_000)]
+    assert seen() is None
+    assert len(kept) == 10_000
