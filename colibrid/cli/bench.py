@@ -193,7 +193,7 @@ def _measure(
 @click.option("--model", metavar="NAME", help="Default: the first that the server lists.")
 @click.option("--field", "fields", multiple=True, metavar="NAME=JSON", help="One more field of every request's body.")
 @click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Its first line is sent as the key.")  # fmt: skip
+              help="As the server's; its first key is sent.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(0.1), default=120.0, show_default=True, help="Seconds a request.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 def http(
@@ -222,7 +222,7 @@ def http(
         requests=requests if requests is not None or seconds is not None else 8 * given["clients"],
         seconds=seconds,
         fields=_fields(fields),
-        api_key=api_key_file.read_text().splitlines()[0].strip() if api_key_file else None,
+        api_key=_first_key(api_key_file) if api_key_file else None,
         **given,
     )
     report = measure_http(load)
@@ -231,6 +231,19 @@ def http(
     else:
         _print(http_lines(report))
     return 1 if report.failed else 0
+
+
+def _first_key(path: Path) -> str:
+    """Of a file like the server's: blank lines and comments are skipped."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(f"--api-key-file {path} cannot be read: {reason}; check the file") from error
+    for line in lines:
+        if line and not line.startswith("#"):
+            return line
+    raise ConfigError(f"--api-key-file {path} holds no key; write one a line")
 
 
 def _fields(texts: Iterable[str]) -> dict[str, Any]:

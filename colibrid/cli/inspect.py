@@ -110,6 +110,8 @@ def _layer_text(layer: Layer) -> str:
 
 
 def _millions(count: int) -> str:
+    if count < 1e5:
+        return str(count)
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.1f} M"
 
 

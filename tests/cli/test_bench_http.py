@@ -123,7 +123,7 @@ def test_prompts_are_random_ids_and_all_different(capsys: pytest.CaptureFixture[
 def test_the_body_is_what_the_options_say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Fields, key and model reach the server; the key is not in the report."""
     key = tmp_path / "keys"
-    key.write_text("secret-key\nother\n")
+    key.write_text("# whose\nsecret-key\nother\n")
     with FakeServer(answer).running() as server:
         _, report = bench(
             server.url, capsys, "--requests", "1", "--clients", "1", "--warmup", "0", "--no-stream", "--no-ignore-eos",
@@ -270,3 +270,11 @@ def test_a_warm_up_without_any_answer_ends_the_run(capsys: pytest.CaptureFixture
     with FakeServer(_error).running() as server:
         assert run(["bench", "http", "--url", server.url]) == 1
     assert "no request of the warm-up was answered: 500: " in capsys.readouterr().err
+
+
+def test_a_key_file_without_a_key_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Comments and blank lines are no keys, as in the server's file."""
+    keys = tmp_path / "keys"
+    keys.write_text("# nobody yet\n\n")
+    assert run(["bench", "http", "--api-key-file", str(keys)]) == 78
+    assert capsys.readouterr().err == f"colibrid: --api-key-file {keys} holds no key; write one a line\n"
