@@ -38,6 +38,7 @@ lib: $(VENV)/.dev  ## build the C library and copy it into the source tree, for 
 	$(MESON) compile -C build
 	mkdir -p colibrid/engine/lib
 	cp build/engine_c/libcolibri.so build/engine_c/clb_cpu_*.so build/engine_c/modules.json colibrid/engine/lib/
+	test ! -d build/engine_c/cubins || cp -r build/engine_c/cubins colibrid/engine/lib/
 
 test: lint test-c test-asan test-valgrind test-tsan cross test-py  ## everything
 
@@ -48,7 +49,7 @@ test-c: lib  ## C unit tests
 	$(MESON) test -C build --print-errorlogs
 
 test-asan: $(VENV)/.dev  ## C unit tests under the address and undefined-behaviour sanitizers
-	test -f build-asan/build.ninja || $(MESON) setup build-asan -Dunit_tests=true -Dbuildtype=debugoptimized \
+	test -f build-asan/build.ninja || $(MESON) setup build-asan -Dunit_tests=true -Dcubins=disabled -Dbuildtype=debugoptimized \
 		-Db_sanitize=address,undefined
 	CLB_TEST_SHORT=1 $(MESON) test -C build-asan --print-errorlogs
 
@@ -58,7 +59,7 @@ test-valgrind: lib  ## C unit tests under valgrind memcheck, where it is install
 		--wrapper 'valgrind --quiet --leak-check=full --show-leak-kinds=all --error-exitcode=9'
 
 test-tsan: $(VENV)/.dev  ## rings, thread pool and steps under the thread sanitizer
-	test -f build-tsan/build.ninja || $(MESON) setup build-tsan -Dunit_tests=true -Dbuildtype=debugoptimized \
+	test -f build-tsan/build.ninja || $(MESON) setup build-tsan -Dunit_tests=true -Dcubins=disabled -Dbuildtype=debugoptimized \
 		-Db_sanitize=thread
 	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel engine stage step_threads threads
 

@@ -62,8 +62,7 @@ struct clb_cuda {
   uint64_t launched;               /* steps since open */
   uint64_t seen;                   /* of them, finished and their events forwarded */
   clb_cuda_flight flights[CLB_CUDA_STAGES];
-  clb_slot_list list; /* what the device has */
-  uint32_t layer_values_total;
+  clb_slot_list list;                    /* what the device has */
   uint64_t layer_values[CLB_MAX_LAYERS]; /* K and V values a token in the layers below */
   uint64_t layer_tables[CLB_MAX_LAYERS]; /* device address of a layer's expert table */
 };

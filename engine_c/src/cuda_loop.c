@@ -242,6 +242,17 @@ static void finish_waited(clb_engine* engine, uint32_t count, uint32_t found, co
   }
 }
 
+/* The request's assignments by layer and expert, to its result block, which is page-locked. */
+static int32_t copy_counts(clb_engine* engine, uint32_t slot) {
+  struct clb_cuda* const cuda = engine->cuda;
+  const uint64_t bytes = (uint64_t)engine->model.layers * engine->config.channel.max_experts * sizeof(uint32_t);
+  if (engine->sizes.max_experts == 0u) {
+    return CLB_OK;
+  }
+  return cuda->driver.copy_out(&cuda->driver, cuda->device.stream, clb_channel_counts(&engine->channel, slot),
+                               clb_cuda_at(cuda, cuda->at.expert_counts + slot * bytes), bytes);
+}
+
 static int32_t launch_prefill(clb_engine* engine, uint32_t* worked) {
   struct clb_cuda* const cuda = engine->cuda;
   uint32_t* const item_rows = engine->buffers.identity; /* (R) */
@@ -263,6 +274,7 @@ static int32_t launch_prefill(clb_engine* engine, uint32_t* worked) {
     end = end_of_slot(engine, first, count);
     if (is_prompt_only(engine, slot)) {
       status = copy_usage(engine, slot);
+      status = status != CLB_OK ? status : copy_counts(engine, slot);
       ++waits;
     }
   }
@@ -299,12 +311,32 @@ static int32_t wait_published(struct clb_cuda* cuda, uint64_t steps) {
   return CLB_OK;
 }
 
-/* One row's event. The slot may have been closed, or opened again, since the step was launched. */
+/* 0: the slot was closed, and maybe opened again, since the step was launched. */
+static int is_current(const clb_engine* engine, const clb_cuda_flight* flight, uint32_t i) {
+  const clb_slot* const s = &engine->slots[flight->slots[i]];
+  return s->state != CLB_SLOT_FREE && s->request.generation == flight->generations[i];
+}
+
+/* Requests that end with this step: their counts must be there when their ends are told. Waits for the copies, and
+   with them for the step behind this one, in which these slots are idle. */
+static int32_t fetch_counts(clb_engine* engine, const clb_cuda_flight* flight, const clb_device_event* events) {
+  clb_driver* const d = &engine->cuda->driver;
+  int32_t status = CLB_OK;
+  uint32_t ended = 0;
+  for (uint32_t i = 0; i < flight->count && status == CLB_OK; ++i) {
+    if (is_current(engine, flight, i) && events[i].flags != 0u) {
+      status = copy_counts(engine, flight->slots[i]);
+      ++ended;
+    }
+  }
+  return status != CLB_OK || ended == 0u ? status : d->stream_wait(d, engine->cuda->device.stream);
+}
+
 static int32_t forward_event(clb_engine* engine, const clb_cuda_flight* flight, uint32_t i,
                              const clb_device_event* event) {
   const uint32_t slot = flight->slots[i];
   const clb_slot* const s = &engine->slots[slot];
-  if (s->state == CLB_SLOT_FREE || s->request.generation != flight->generations[i]) {
+  if (!is_current(engine, flight, i)) {
     return CLB_OK;
   }
   if (event->slot != slot || event->generation != flight->generations[i]) {
@@ -332,7 +364,7 @@ static int32_t forward_step(clb_engine* engine) {
   const clb_device_event* const events =
       (const clb_device_event*)clb_cuda_host(cuda, cuda->at.mailbox + CLB_MAILBOX_EVENTS) +
       cuda->seen % CLB_MAILBOX_STEPS * CLB_FEW_ROWS;
-  int32_t status = CLB_OK;
+  int32_t status = fetch_counts(engine, flight, events);
   for (uint32_t i = 0; i < flight->count && status == CLB_OK; ++i) {
     status = forward_event(engine, flight, i, &events[i]);
   }

@@ -116,8 +116,7 @@ static uint64_t table_rows(const clb_model_desc* model) {
   return rows;
 }
 
-static void plan_state(const clb_engine_config* config, const clb_cuda_extents* extents, clb_cuda_layout* at,
-                       uint64_t* end) {
+static void plan_state(const clb_engine_config* config, clb_cuda_layout* at, uint64_t* end) {
   const clb_model_desc* const model = config->model;
   const uint64_t slots = config->channel.slots;
   const uint64_t vocab = model->vocab_size;
@@ -128,7 +127,7 @@ static void plan_state(const clb_engine_config* config, const clb_cuda_extents* 
   at->bias = take(end, slots * CLB_MAX_BIAS * sizeof(clb_token_bias));
   at->masks = take(end, slots * 2u * ((vocab + 31u) / 32u) * sizeof(uint32_t));
   at->token_counts = take(end, slots * vocab * sizeof(uint32_t));
-  at->expert_counts = take(end, slots * model->layers * extents->max_experts * sizeof(uint32_t));
+  at->expert_counts = take(end, slots * model->layers * config->channel.max_experts * sizeof(uint32_t));
   at->inv_freq = take(end, model->head_dim / 2u * sizeof(float));
   at->step = take(end, sizeof(uint64_t));
   at->rows = take(end, at->stage_rows_bytes);
@@ -200,7 +199,6 @@ static void plan_pinned(const clb_engine_config* config, const clb_cuda_extents*
   at->host_groups = take(&end, groups * at->stage_list_bytes);
   at->host_status = take(&end, rows * sizeof(int32_t));
   at->host_usage = take(&end, slots * 2u * sizeof(uint64_t));
-  at->host_counts = take(&end, slots * config->model->layers * extents->max_experts * sizeof(uint32_t));
   at->slot_memory = take(&end, extents->slot_memory_bytes);
   at->load = take(&end, pieces > at->table_bytes + inv_freq ? pieces : at->table_bytes + inv_freq);
   at->pinned_bytes = clb_align_up(end, 4096u);
@@ -218,7 +216,7 @@ void clb_cuda_plan(const clb_engine_config* config, const clb_cuda_extents* exte
   at->expert_tables = take(&end, at->table_bytes);
   at->kv = take(&end, extents->kv_bytes);
   const uint64_t first = end;
-  plan_state(config, extents, at, &end);
+  plan_state(config, at, &end);
   plan_attention(config->model, at, &end);
   plan_ffn(config->model, extents, at, &end);
   plan_outputs(config->model, at, &end);

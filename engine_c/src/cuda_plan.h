@@ -43,7 +43,7 @@ typedef struct clb_cuda_layout {
   uint64_t bias;          /* clb_token_bias (N, CLB_MAX_BIAS) */
   uint64_t masks;         /* uint32_t (N, 2, V / 32 rounded up) */
   uint64_t token_counts;  /* uint32_t (N, V) */
-  uint64_t expert_counts; /* uint32_t (N, L, E) */
+  uint64_t expert_counts; /* uint32_t (N, L, E of the channel) */
   uint64_t inv_freq;      /* float (head_dim / 2) */
   uint64_t step;          /* uint64_t */
   uint64_t rows;          /* clb_cuda_rows with R rows */
@@ -87,7 +87,6 @@ typedef struct clb_cuda_layout {
   uint64_t host_groups; /* clb_cuda_rows without rows (R / 64), each stage_list_bytes: wanted rows of prompt items */
   uint64_t host_status; /* int32_t (R) */
   uint64_t host_usage;  /* uint64_t (N, 2): assignments and trimmed of prompts that generate nothing */
-  uint64_t host_counts; /* uint32_t (N, L, E) */
   uint64_t slot_memory; /* clb_place_slots */
   uint64_t load;        /* CLB_CUDA_LOAD_BUFFERS pieces; expert tables and inv_freq while loading */
   uint64_t pinned_bytes;

@@ -25,7 +25,7 @@ static int32_t put_arrays(clb_engine* engine, uint32_t index) {
   const clb_slot* const slot = &engine->slots[index];
   const uint64_t layers = engine->model.layers;
   const uint64_t vocab = engine->model.vocab_size;
-  const uint64_t expert_counts = layers * engine->sizes.max_experts * sizeof(uint32_t);
+  const uint64_t expert_counts = layers * engine->config.channel.max_experts * sizeof(uint32_t);
   int32_t status = put_some(cuda, at->policies + index * layers * sizeof slot->policy[0], slot->policy,
                             layers * sizeof slot->policy[0]);
   if (status == CLB_OK) {

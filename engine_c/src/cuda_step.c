@@ -201,7 +201,7 @@ static void route(builder* b, uint32_t layer, bool many) {
   const clb_layer_desc* const desc = &model->layer_table[layer];
   const clb_cuda_layout* const p = &b->cuda->at;
   const uint32_t k_max = b->engine->sizes.k_max;
-  const uint64_t counts_row = (uint64_t)b->engine->sizes.max_experts;
+  const uint64_t counts_row = b->engine->config.channel.max_experts;
   uint32_t block_tokens = 1;
   if (many) {
     block_tokens = CLB_ROUTER_BLOCK_TOKENS;

@@ -189,6 +189,30 @@ static void a_prompt_alone_ends_without_a_token(void) {
   cuda_rig_close(&r);
 }
 
+/* When a request's end is told, its result block says how often it used which expert, for prompt and output. */
+static void the_end_brings_the_counts_of_experts(void) {
+  for (uint32_t max_tokens = 0; max_tokens < 8u; max_tokens += 7u) {
+    cuda_rig r;
+    open_rig(&r);
+    cuda_rig_lag(1);
+    const clb_request request = cuda_rig_request(20, max_tokens);
+    cuda_rig_start(&r, 3, &request);
+    while (r.outputs[3].ended == 0u) {
+      CHECK_EQ(cuda_rig_turn(&r), CLB_OK);
+    }
+    const unsigned char* const block =
+        (const unsigned char*)r.config.channel_base + r.layout.results + 3u * r.layout.result_stride;
+    const uint32_t* const counts = (const void*)(block + r.layout.result_counts);
+    const uint32_t rows = 20u + (max_tokens > 0u ? max_tokens - 1u : 0u);
+    static const uint32_t used[2u * CUDA_RIG_EXPERTS] = {0, 1, 0, 1, 0, 0, 0, 0};
+    for (uint32_t i = 0; i < 2u * CUDA_RIG_EXPERTS; ++i) {
+      CHECK_EQ(counts[i], used[i] * rows);
+    }
+    CHECK_EQ(((const clb_result*)(const void*)block)->assignments, 2u * rows);
+    cuda_rig_close(&r);
+  }
+}
+
 /* Penalties go by the counts of the slot, which start with the prompt's ids. */
 static void the_device_gets_the_counts_of_a_prompt(void) {
   cuda_rig r;
@@ -339,6 +363,7 @@ int main(int argc, char** argv) {
       TEST(a_failure_on_the_device_fails_its_request),
       TEST(prompt_records_are_written),
       TEST(a_prompt_alone_ends_without_a_token),
+      TEST(the_end_brings_the_counts_of_experts),
       TEST(the_device_gets_the_counts_of_a_prompt),
       TEST(a_decode_step_is_one_call),
       TEST(every_failing_call_is_survived),
