@@ -112,6 +112,11 @@ class Scheduler:
         return self._draining
 
     @property
+    def idle(self) -> bool:
+        """True iff nothing runs and nothing waits."""
+        return self._idle.is_set()
+
+    @property
     def counts(self) -> SchedulerCounts:
         """For logs and tests."""
         tally = self._tally

@@ -35,7 +35,7 @@ from colibrid.cli.models import resolve_model
 from colibrid.cli.serve import check_shape
 from colibrid.engine.library import Library
 from colibrid.errors import ConfigError
-from colibrid.ops.collector import calm_collector
+from colibrid.ops.collector import calm_collector, collect_when_idle
 from colibrid.ops.lifecycle import Lifecycle
 from colibrid.ops.logging import configure
 from colibrid.ops.systemd import Notifier
@@ -106,6 +106,8 @@ async def _serve(
         stack.callback(beating.cancel)
         await _open_http(order, parts, listening, stack)
         calm_collector()
+        collecting = asyncio.create_task(collect_when_idle(lambda: parts.scheduler.idle))
+        stack.callback(collecting.cancel)
         marks.set("http")
         return await _live(order, parts, life, notifier, base_url(*listening.getsockname()[:2]), marks)
 

@@ -1,20 +1,34 @@
 """How Python's garbage collector behaves in a daemon.
 
 A full collection looks at every object and stops the event loop meanwhile: 0.2 s with the log-probabilities of a few
-thousand tokens in memory. Nearly all our garbage is freed by reference counts; what is left are small cycles around
-connections, which the collections of young objects find.
+thousand tokens in memory. Nearly all our garbage is freed by reference counts. What is left are small cycles around
+connections: collections of young objects find most of them, and a full one, when nobody waits for an answer, the rest.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _YOUNG = 2000  # objects more than before: the youngest are looked at
 _MIDDLE = 10  # such collections: the next generation too
-_FULL = 500  # of those: everything, so after ten million objects that stay
+_FULL = 100  # of those: everything, so after two million objects that stay
+_IDLE_S = 30.0
 
 
 def calm_collector() -> None:
     """Full collections become rare, and leave out what exists now. Call once, when everything is loaded."""
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _FULL)
+
+
+async def collect_when_idle(idle: Callable[[], bool], interval_s: float = _IDLE_S) -> None:
+    """A full collection every `interval_s`, unless somebody is being served. Runs until cancelled."""
+    while True:
+        await asyncio.sleep(interval_s)
+        if idle():
+            gc.collect()

@@ -380,6 +380,7 @@ async def test_stop_gives_the_result_up_to_now(
     generation = scheduler.submit(request_of(max_tokens=100))
     await settle()
     await step(session, 2)
+    assert not scheduler.idle
     generation.stop()
     result = generation.result
     assert result is not None
@@ -393,6 +394,7 @@ async def test_stop_gives_the_result_up_to_now(
     await step(session)
     counts = scheduler.counts
     assert (counts.running, counts.finished, counts.cancelled) == (0, 1, 0)
+    assert scheduler.idle
     assert [batch async for batch in generation] == [[TokenRecord(6), TokenRecord(7)]]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from typing import TYPE_CHECKING
 
 import pytest
 
-from colibrid.ops.collector import calm_collector
+from colibrid.ops.collector import calm_collector, collect_when_idle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,13 @@ def calm() -> Iterator[None]:
     gc.unfreeze()
 
 
+class Node:
+    """Refers to itself, so that no reference count ever frees it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
 @pytest.mark.usefixtures("calm")
 def test_many_objects_start_no_full_collection() -> None:
     """A million objects that stay, as of a large answer, do not have everything looked at."""
@@ -36,14 +44,30 @@ def test_many_objects_start_no_full_collection() -> None:
 @pytest.mark.usefixtures("calm")
 def test_cycles_are_still_found() -> None:
     """Garbage in cycles is freed while young."""
-
-    class Node:
-        me: Node
-
     node = Node()
-    node.me = node
     seen = weakref.ref(node)
     del node
     kept = [[index] for index in range(10_000)]
     assert seen() is None
     assert len(kept) == 10_000
+
+
+@pytest.mark.usefixtures("calm")
+@pytest.mark.parametrize("idle", [True, False])
+async def test_old_cycles_are_found_when_idle(idle: bool) -> None:
+    """Garbage that has grown old is freed when nobody is being served, and only then."""
+    node = Node()
+    gc.collect()
+    seen = weakref.ref(node)
+    del node
+    asked = asyncio.Event()
+
+    def is_idle() -> bool:
+        asked.set()
+        return idle
+
+    collecting = asyncio.create_task(collect_when_idle(is_idle, 0.01))
+    await asked.wait()
+    await asyncio.sleep(0)
+    collecting.cancel()
+    assert (seen() is None) == idle
