@@ -13,6 +13,8 @@ PY_DIRS := colibrid tests engine_c/tools $(wildcard .ci/*.py bench/*.py)
 PYTEST := PYTHONSAFEPATH=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
+# Where venv comes without pip (Debian's python3-venv is missing), a python is left behind that the next call would use.
+.DELETE_ON_ERROR:
 .PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan fuzz cross lint format cubins bench clean
 
 help:  ## this list
