@@ -28,7 +28,8 @@ enum {
   QUERY_STRIDE = CLB_MAX_HEAD_DIM + 16, /* off a power of two */
   WEIGHT_STRIDE = BLOCK + 16,
   SCORE_TILES = BLOCK / TILE + 1, /* positions of an own run may begin inside a tile */
-  DIM_TILES = CLB_MAX_HEAD_DIM / TILE
+  DIM_TILES = CLB_MAX_HEAD_DIM / TILE,
+  GROUP = CLB_GROUP < 6 ? CLB_GROUP : 6 /* there are four tiles and more, so larger groups gain nothing */
 };
 
 /* Up to QUERIES queries of one call: number first + q is head (first + q) % group of token (first + q) / group. */
@@ -75,19 +76,19 @@ static float* output_of(const pass* p, size_t q) {
 static size_t element_bytes(const clb_attention_shape* shape) { return shape->kv_precision == CLB_FP32 ? 4u : 2u; }
 
 static void scores_fp32(const clb_micro* work, size_t vectors) {
-  clb_micro_group(work, vectors, CLB_FP32, TILE, QUERY_STRIDE, 0);
+  clb_micro_group(work, vectors, GROUP, CLB_FP32, TILE, QUERY_STRIDE, 0);
 }
 
 static void scores_fp16(const clb_micro* work, size_t vectors) {
-  clb_micro_group(work, vectors, CLB_FP16, TILE, QUERY_STRIDE, 0);
+  clb_micro_group(work, vectors, GROUP, CLB_FP16, TILE, QUERY_STRIDE, 0);
 }
 
 static void values_fp32(const clb_micro* work, size_t vectors) {
-  clb_micro_group(work, vectors, CLB_FP32, work->stride, WEIGHT_STRIDE, 1);
+  clb_micro_group(work, vectors, GROUP, CLB_FP32, work->stride, WEIGHT_STRIDE, 1);
 }
 
 static void values_fp16(const clb_micro* work, size_t vectors) {
-  clb_micro_group(work, vectors, CLB_FP16, work->stride, WEIGHT_STRIDE, 1);
+  clb_micro_group(work, vectors, GROUP, CLB_FP16, work->stride, WEIGHT_STRIDE, 1);
 }
 
 /* Scores of queries [q, end) against the segment's positions, into their places of the block at `block`. */
@@ -112,7 +113,7 @@ static void add_scores(pass* p, const segment* part, uint32_t block, size_t q, s
   }
   const clb_micro product = {
       .tiles = tiles, .next = next, .count = tile_count, .x = p->queries[q], .cols = dim, .sums = sums};
-  clb_micro_run(&product, end - q, QUERY_STRIDE, p->shape->kv_precision == CLB_FP32 ? scores_fp32 : scores_fp16);
+  clb_micro_run(&product, end - q, GROUP, QUERY_STRIDE, p->shape->kv_precision == CLB_FP32 ? scores_fp32 : scores_fp16);
   for (size_t i = 0; i < end - q; ++i) {
     float scores[SCORE_TILES * TILE];
     for (size_t n = 0; n < tile_count; ++n) {
@@ -199,7 +200,7 @@ static void add_values(const pass* p, const segment* part, uint32_t block, size_
                              .cols = count,
                              .stride = stride,
                              .sums = sums};
-  clb_micro_run(&product, end - q, WEIGHT_STRIDE, element == sizeof(float) ? values_fp32 : values_fp16);
+  clb_micro_run(&product, end - q, GROUP, WEIGHT_STRIDE, element == sizeof(float) ? values_fp32 : values_fp16);
 }
 
 /* Queries [q, end) of the pass against positions [begin, limit) of the block at `block`. */

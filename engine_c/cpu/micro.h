@@ -123,14 +123,15 @@ static CLB_ALWAYS_INLINE void clb_micro_tiles(const clb_micro* work, const size_
 
 #define CLB_MICRO_CASE(vectors)                                               \
   case vectors:                                                               \
-    if ((vectors) <= CLB_GROUP) {                                             \
+    if ((vectors) <= most) {                                                  \
       clb_micro_tiles(work, (vectors), precision, stride, x_stride, chained); \
     }                                                                         \
     break
 
-/* All tiles with 1 .. CLB_GROUP vectors. precision, x_stride and chained are constant. */
-static CLB_ALWAYS_INLINE void clb_micro_group(const clb_micro* work, size_t vectors, const uint32_t precision,
-                                              size_t stride, const size_t x_stride, const int chained) {
+/* All tiles with 1 .. most vectors, most <= CLB_GROUP. most, precision, x_stride and chained are constant. */
+static CLB_ALWAYS_INLINE void clb_micro_group(const clb_micro* work, size_t vectors, const size_t most,
+                                              const uint32_t precision, size_t stride, const size_t x_stride,
+                                              const int chained) {
   switch (vectors) {
     CLB_MICRO_CASE(1);
     CLB_MICRO_CASE(2);
@@ -150,20 +151,20 @@ static CLB_ALWAYS_INLINE void clb_micro_group(const clb_micro* work, size_t vect
 }
 #undef CLB_MICRO_CASE
 
-/* Vectors are taken in groups of nearly equal size; this many tiles go with a group. */
-static inline size_t clb_micro_groups(size_t vectors) { return (vectors + CLB_GROUP - 1u) / CLB_GROUP; }
+/* Vectors are taken in groups of nearly equal size, at most `most`; this many tiles go with a group. */
+static inline size_t clb_micro_groups(size_t vectors, size_t most) { return (vectors + most - 1u) / most; }
 
-static inline size_t clb_micro_step(size_t vectors) {
-  const size_t groups = clb_micro_groups(vectors);
+static inline size_t clb_micro_step(size_t vectors, size_t most) {
+  const size_t groups = clb_micro_groups(vectors, most);
   return CLB_GROUP_TILES((vectors + groups - 1u) / groups);
 }
 
 /* Any number of tiles with 1 .. CLB_MICRO_VECTORS vectors: tiles outside, so that they stay in the first-level cache
-   for all groups. group: a clb_micro_group with its constants. */
-static inline void clb_micro_run(const clb_micro* work, size_t vectors, size_t x_stride,
+   for all groups. group: a clb_micro_group with its constants, among them `most`. */
+static inline void clb_micro_run(const clb_micro* work, size_t vectors, size_t most, size_t x_stride,
                                  void (*group)(const clb_micro* work, size_t vectors)) {
-  const size_t groups = clb_micro_groups(vectors);
-  const size_t step = clb_micro_step(vectors);
+  const size_t groups = clb_micro_groups(vectors, most);
+  const size_t step = clb_micro_step(vectors, most);
   for (size_t n = 0; n < work->count; n += step) {
     for (size_t g = 0; g < groups; ++g) {
       const size_t first = vectors * g / groups;

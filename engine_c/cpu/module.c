@@ -44,7 +44,8 @@ enum {
   BLOCK_COLS = 256,               /* part of the order of additions */
   INPUT_STRIDE = BLOCK_COLS + 16, /* off a power of two, so that tokens do not fight for the same cache lines */
   PANEL = CLB_MICRO_VECTORS,
-  CHUNK = 8
+  CHUNK = 8,
+  GROUP = CLB_GROUP
 };
 
 /* Some tiles of one call, and some of its tokens. */
@@ -59,12 +60,12 @@ typedef struct chunk {
 } chunk;
 
 static void add_group(const clb_micro* work, size_t vectors) {
-  clb_micro_group(work, vectors, MODULE_PRECISION, ROWS, INPUT_STRIDE, 0);
+  clb_micro_group(work, vectors, GROUP, MODULE_PRECISION, ROWS, INPUT_STRIDE, 0);
 }
 
 /* One block of columns, from `begin`, for all tiles and tokens of a chunk. x: the first token's inputs. */
 static void add_columns(chunk* work, const float* x, size_t begin, size_t cols) {
-  const size_t step = clb_micro_step(work->tokens);
+  const size_t step = clb_micro_step(work->tokens, GROUP);
   const void* tiles[CHUNK];
   const void* next[CHUNK];
   for (size_t n = 0; n < work->count; ++n) {
@@ -79,7 +80,7 @@ static void add_columns(chunk* work, const float* x, size_t begin, size_t cols) 
   }
   const clb_micro product = {
       .tiles = tiles, .next = next, .count = work->count, .x = x, .cols = cols, .sums = work->sums};
-  clb_micro_run(&product, work->tokens, INPUT_STRIDE, add_group);
+  clb_micro_run(&product, work->tokens, GROUP, INPUT_STRIDE, add_group);
 }
 
 /* sums = the products of all tiles and tokens, block by block. */
