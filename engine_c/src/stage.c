@@ -7,12 +7,12 @@
    some ten picoseconds. */
 enum {
   READ_COST = 16,
-  ITEMS_PER_THREAD = 8, /* so that the last item of a stage is a small part of it */
-  LEAST_COST = 32768,   /* of an item: several times what it costs to hand one to another core */
-  SHARED_COST = 100000, /* of a stage that is worth waking other threads' caches for */
-  MOST_COST = 1 << 25,  /* of one call: progress is shown between calls */
-  STREAM_TILES = 8,     /* a kernel reads so many tiles side by side, and less well fewer */
-  TOKEN_UNIT = 8,       /* tokens are cut at multiples of this */
+  ITEMS_PER_THREAD = 32, /* so that the last item of a stage is a small part of it */
+  LEAST_COST = 32768,    /* of an item: several times what it costs to hand one to another core */
+  SHARED_COST = 100000,  /* of a stage that is worth waking other threads' caches for */
+  MOST_COST = 1 << 25,   /* of one call: progress is shown between calls */
+  STREAM_TILES = 8,      /* a kernel reads so many tiles side by side, and less well fewer */
+  TOKEN_UNIT = 8,        /* tokens are cut at multiples of this */
   LEAST_TOKENS = 2 * TOKEN_UNIT
 };
 
