@@ -39,7 +39,8 @@ class Bench:
     def __init__(self, library: ctypes.CDLL, cubins: Path) -> None:
         self.library = library
         self.machine = harness.OnGpu(library, cubins, arena_bytes=18 << 30)
-        self.blocks = 2 * self.machine.gpu.device.info.multiprocessors
+        self.multiprocessors = self.machine.gpu.device.info.multiprocessors
+        self.blocks = 2 * self.multiprocessors
         rng = np.random.default_rng(1)
         bits = harness.to_half(rng.normal(0, 0.02, BLOCK // 2), "bf16")
         self.weights = self.machine.put(bits)
@@ -81,9 +82,12 @@ class Bench:
         }  # fmt: skip
         struct = kernel_abi.struct("clb_matmul_args")
         args = [struct(weights=self.weights + i * bytes_each, **common) for i in range(sets)]
-        grid: Any = (-(-batch // 64), -(-rows // 128)) if many else min(rows // 16, self.blocks)
-        kernel = "clb_linear_many_bf16" if many else "clb_linear_bf16"
-        launches = [self.machine.launch(kernel, a, grid=grid, block=256, shared=65536) for a in args]
+        kind = "MANY" if many else "LINEAR_8" if batch <= 8 else "LINEAR"
+        few = min(rows // 16, self.multiprocessors * kernel_abi.constant(f"CLB_{kind}_BLOCKS"))
+        grid: Any = (-(-batch // 64), -(-rows // 128)) if many else few
+        kernel = f"clb_linear_{ {'MANY': 'many_', 'LINEAR_8': '8_', 'LINEAR': ''}[kind] }bf16"
+        shared = kernel_abi.constant(f"CLB_{kind}_SHARED")
+        launches = [self.machine.launch(kernel, a, grid=grid, block=256, shared=shared) for a in args]
         flops = 2.0 * batch * rows * cols
         self.time(name, f"{rows} x {cols}, {batch} rows", launches, args, moved=bytes_each, flops=flops)
 
@@ -115,6 +119,7 @@ class Bench:
         }  # fmt: skip
         results = batch * (1 + k) * 64 + batch * k * 4
         up_launches, down_launches, kept = [], [], []
+        eight = "8_" if batch <= 8 else ""
         for i, choice in enumerate(choices):
             table, own = layers[i % len(layers)]
             mine = {"experts": table, "shared": own if shared else 0, "indices": self.machine.put(choice)}
@@ -122,9 +127,9 @@ class Bench:
             down = kernel_abi.struct("clb_expert_down_args")(**common, **downs, **mine)
             kept += [up, down]
             launch = self.machine.launch
-            up_launches.append(launch("clb_expert_gate_up_bf16", up, grid=self.blocks, block=256, shared=65536))
+            up_launches.append(launch(f"clb_expert_gate_up_{eight}bf16", up, grid=self.blocks, block=256, shared=65536))
             down_launches.append(
-                launch("clb_expert_down_bf16", down, grid=hidden // 16, block=256, shared=65536 + results)
+                launch(f"clb_expert_down_{eight}bf16", down, grid=hidden // 16, block=512, shared=65536 + results)
             )
         used = float(np.mean([len(np.unique(choice)) for choice in choices]))
         shape = f"{model}, {batch} rows, {used:.1f} experts"
@@ -162,7 +167,7 @@ class Bench:
             logits=self.space(rows, experts), experts=experts, hidden=hidden, epsilon=EPSILON,
         )  # fmt: skip
         grid = ((experts + 4) // 4, -(-rows // 8))
-        launches = [self.machine.launch("clb_router_logits", args, grid=grid, block=128)] * 16
+        launches = [self.machine.launch("clb_router_logits", args, grid=grid, block=256)] * 16
         self.time("router_logits", f"{experts} x {hidden}, {rows} rows", launches, [args], moved=4.0 * experts * hidden)
 
 

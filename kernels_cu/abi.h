@@ -40,11 +40,18 @@
 #define CLB_FEW_ROWS 64u               /* most rows of the few-row kernels, of a decode step, of the head */
 #define CLB_SPLIT_FP16_SCALE 0.015625f /* a power of two: residuals up to 4e6 fit */
 #define CLB_MATMUL_THREADS 256u        /* all matrix kernels: 8 warps */
-/* Dynamic shared memory, bytes: the rings of the few-row kernels, the stages of the many-row ones. */
-#define CLB_LINEAR_SHARED 65536u
+/* Launches: most blocks a multiprocessor (more would not run at once), and dynamic shared memory in bytes: the rings of
+   the few-row kernels, the stages of the many-row ones. Names with 8 are the kernels for at most 8 rows. */
+#define CLB_LINEAR_BLOCKS 1u
+#define CLB_LINEAR_SHARED 131072u
+#define CLB_LINEAR_8_BLOCKS 3u
+#define CLB_LINEAR_8_SHARED 49152u
+#define CLB_GATE_UP_BLOCKS 2u
 #define CLB_GATE_UP_SHARED 65536u
+#define CLB_DOWN_THREADS 512u
+#define CLB_DOWN_RING 65536u /* both; and (rows + rows * K) * 64 + rows * K * 4 more for the results of a tile */
+#define CLB_MANY_BLOCKS 2u
 #define CLB_MANY_SHARED 65536u
-#define CLB_DOWN_RING 65536u /* and (rows + rows * K) * 64 + rows * K * 4 more for the results of a tile */
 
 /* ------------------------------------------------------- state between steps */
 
@@ -159,15 +166,16 @@ CLB_SIZE_ASSERT(clb_expert_weights, 24);
 /* clb_embed_{bf16,fp16}: the start of a step. Grid max_rows blocks of 256 threads.
    residual = the token's embedding; input = split rows of residual * norm; sumsq = sum of squares of each 16 columns of
    residual; rope = cosines, then sines of the row's position. With `list`, row t becomes that of slot list->slots[t],
-   or idle if the slot is inactive, and *row_count = list->count. A row of an idle slot is zero everywhere. */
+   or idle if the slot is inactive; row_count is then &list->count, for the whole step: a step's later kernels may read
+   it before their wait. A row of an idle slot is zero everywhere. */
 typedef struct clb_embed_args {
   CLB_DEVICE_PTR(const uint32_t) embedding;    /* (V, d) mma weights */
   CLB_DEVICE_PTR(const float) norm;            /* (d): attention norm of layer 0 */
   CLB_DEVICE_PTR(const float) inv_freq;        /* (head_dim / 2) */
-  CLB_DEVICE_PTR(const clb_slot_list) list;    /* decode; NULL: rows and *row_count are given */
+  CLB_DEVICE_PTR(const clb_slot_list) list;    /* decode; NULL: rows are given */
   CLB_DEVICE_PTR(const clb_device_slot) slots; /* (N) */
   CLB_DEVICE_PTR(clb_row) rows;                /* (max_rows) */
-  CLB_DEVICE_PTR(uint32_t) row_count;          /* (1) */
+  CLB_DEVICE_PTR(const uint32_t) row_count;    /* (1) */
   CLB_DEVICE_PTR(float) residual;              /* (T, d) */
   CLB_DEVICE_PTR(uint32_t) input;              /* (T, d) split rows */
   CLB_DEVICE_PTR(float) sumsq;                 /* (T, d / 16) */
@@ -181,12 +189,14 @@ CLB_SIZE_ASSERT(clb_embed_args, 104);
 
 /* ------------------------------------------------------------------ matrices */
 
-/* clb_linear_{bf16,fp16} (at most 64 rows) and clb_linear_many_{bf16,fp16} (any number):
+/* clb_linear_{bf16,fp16} (at most 64 rows), clb_linear_8_{bf16,fp16} (at most 8) and clb_linear_many_{bf16,fp16} (any
+   number):
      y[t][r] = norm(t) * sum_c weights[r][c] * input[t][c] + bias[r],   norm(t) = 1 / sqrt(sum of sumsq[t] / cols + eps)
    With `residual`: x = residual[t][r] + y goes back to residual, x * next_norm[r] to next_input, and the sums of x * x
    over 16 rows of the matrix to next_sumsq. Otherwise y goes to output, and with `candidates` each row tile says its
    largest y and where (the lowest row of equal ones); NaN if one of its 16 values is not finite.
-   Grids: linear min(rows / 16, two a multiprocessor); many (max_rows / 64 rounded up, rows / 128 rounded up). */
+   Grids: few rows: at most a block a row tile and CLB_LINEAR_BLOCKS a multiprocessor; many (max_rows / 64 rounded up,
+   rows / 128 rounded up). */
 typedef struct clb_matmul_args {
   CLB_DEVICE_PTR(const uint32_t) weights;    /* (rows, cols) mma weights */
   CLB_DEVICE_PTR(const float) bias;          /* (rows) or NULL */
@@ -210,7 +220,7 @@ CLB_SIZE_ASSERT(clb_matmul_args, 120);
 
 /* clb_router_logits: fp32 weights, fp32 sums. logits[t][e] = norm(t) * sum_c weights[e][c] * norm[c] * residual[t][c],
    and shared_scale[t] = sigmoid of the same with the row shared_gate.
-   Grid (E + 1 rounded up to 4 / 4, max_rows / 8 rounded up), 128 threads. */
+   Grid (E + 1 rounded up to 4 / 4, max_rows / 8 rounded up), 256 threads. */
 typedef struct clb_router_logits_args {
   CLB_DEVICE_PTR(const float) weights;      /* (E, d) row-major */
   CLB_DEVICE_PTR(const float) shared_gate;  /* (d) or NULL */
@@ -279,10 +289,10 @@ CLB_SIZE_ASSERT(clb_bucket_args, 64);
 
 /* ------------------------------------------------------------------- experts */
 
-/* clb_expert_gate_up_{bf16,fp16}: at most 64 rows. Routed experts and the shared expert (or the FFN of a dense layer:
-   experts 0) in one launch: activation[t * K + r] = split rows of silu(gate x) * (up x) with x = norm(t) * input[t], of
-   the expert in rank r of token t; shared_activation[t] likewise. Grid: blocks wanted, each taking row tiles of experts
-   in use. */
+/* clb_expert_gate_up_{bf16,fp16}: at most 64 rows; clb_expert_gate_up_8_{bf16,fp16}: at most 8. Routed experts and the
+   shared expert (or the FFN of a dense layer: experts 0) in one launch: activation[t * K + r] = split rows of silu(gate
+   x) * (up x) with x = norm(t) * input[t], of the expert in rank r of token t; shared_activation[t] likewise. Grid:
+   blocks wanted, each taking row tiles of experts in use. */
 typedef struct clb_expert_gate_up_args {
   CLB_DEVICE_PTR(const clb_expert_weights) experts; /* (E) */
   CLB_DEVICE_PTR(const clb_expert_weights) shared;  /* (1) or NULL */
@@ -301,10 +311,10 @@ typedef struct clb_expert_gate_up_args {
 } clb_expert_gate_up_args;
 CLB_SIZE_ASSERT(clb_expert_gate_up_args, 88);
 
-/* clb_expert_down_{bf16,fp16}: at most 64 rows; after clb_expert_gate_up. A block owns 16 rows of the hidden size for
-   all tokens and experts:  x = residual + sum over ranks, in order, of weights[t][r] * down(activation) +
-   shared_scale[t] * down(shared activation), which goes where clb_linear with residual puts it. Grid d / 16 blocks.
-   Dynamic shared memory: the sum that the decision page gives. */
+/* clb_expert_down_{bf16,fp16} and clb_expert_down_8_{bf16,fp16}: after clb_expert_gate_up. A block owns 16 rows of the
+   hidden size for all tokens and experts:  x = residual + sum over ranks, in order, of weights[t][r] * down(activation)
+   + shared_scale[t] * down(shared activation), which goes where clb_linear with residual puts it. Grid d / 16 blocks
+   of CLB_DOWN_THREADS. Dynamic shared memory: see CLB_DOWN_RING. */
 typedef struct clb_expert_down_args {
   CLB_DEVICE_PTR(const clb_expert_weights) experts;
   CLB_DEVICE_PTR(const clb_expert_weights) shared;

@@ -79,11 +79,19 @@ CLB_DEVICE void clb_split_store(uint32_t* row, uint32_t col, float first, float 
   clb_split<P>(first, second, &at[0], &at[2]);
 }
 
-/* Sums of squares of one row, in a fixed order, by a warp: 1 / sqrt(mean + epsilon). */
+/* The norm of one row from its sums of squares, by a warp in a fixed order: 1 / sqrt(mean + epsilon). */
 CLB_DEVICE float clb_row_scale(const float* sumsq, uint32_t count, uint32_t cols, float epsilon) {
+  const uint32_t lane = threadIdx.x % CLB_WARP;
   float sum = 0.0f;
-  for (uint32_t i = threadIdx.x % CLB_WARP; i < count; i += CLB_WARP)
-    sum += sumsq[i];
+  if (count % 4u == 0u) {
+    for (uint32_t i = lane * 4u; i < count; i += CLB_WARP * 4u) {
+      const float4 four = *reinterpret_cast<const float4*>(sumsq + i);
+      sum += (four.x + four.y) + (four.z + four.w);
+    }
+  } else {
+    for (uint32_t i = lane; i < count; i += CLB_WARP)
+      sum += sumsq[i];
+  }
   return 1.0f / sqrtf(clb_warp_sum(sum) / (float)cols + epsilon);
 }
 

@@ -51,9 +51,7 @@ CLB_DEVICE void embed(const clb_embed_args& a) {
   clb_wait_for_inputs();
   clb_release_dependents();
   const uint32_t t = blockIdx.x;
-  const uint32_t count = (a.list != nullptr) ? a.list->count : *a.row_count;
-  if (a.list != nullptr && t == 0u && threadIdx.x == 0u) *a.row_count = count;
-  if (t >= count) return;
+  if (t >= *a.row_count) return;
   const clb_row row = (a.list != nullptr) ? row_of_slot(a, t) : a.rows[t];
   const bool idle = row.slot == CLB_NONE;
   if (a.list != nullptr && threadIdx.x == 0u) a.rows[t] = row;
@@ -64,7 +62,7 @@ CLB_DEVICE void embed(const clb_embed_args& a) {
     const bool valid = col < a.hidden;
     float2 x = make_float2(0.0f, 0.0f);
     if (valid && !idle) x = weight_pair<P>(a.embedding, a.hidden / CLB_TILE, (uint32_t)row.token, col);
-    clb_store_residual<P>(stream, t, col, x, valid);
+    clb_store_residual<P>(stream, t, col, x, clb_read_pair(a.norm + col, valid), valid);
   }
 }
 

@@ -235,7 +235,8 @@ CLB_DEVICE void combine(const clb_combine_args& a) {
       y.y = fmaf(shared_scale, part.y, y.y);
     }
     if (valid) x = *reinterpret_cast<const float2*>(a.residual + (uint64_t)row * a.hidden + col);
-    clb_store_residual<P>(stream, row, col, make_float2(x.x + y.x, x.y + y.y), valid);
+    clb_store_residual<P>(stream, row, col, make_float2(x.x + y.x, x.y + y.y), clb_read_pair(a.next_norm + col, valid),
+                          valid);
   }
 }
 

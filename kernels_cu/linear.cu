@@ -1,71 +1,83 @@
 /*
  * linear.cu: a matrix over at most 64 rows: qkv, out-projection, head.
  *
- * Operation  clb_linear_{bf16,fp16}: see clb_matmul_args in abi.h.
+ * Operation  clb_linear_{bf16,fp16}, and clb_linear_8_{bf16,fp16} for at most 8 rows: see clb_matmul_args in abi.h. The
+ *            same bits; the latter takes so few registers that the next node's blocks fit beside it and load ahead.
  * Reference  tests/cuda/test_linear.py (numpy, float64).
- * Grid       blocks of 256 threads, each taking row tiles blockIdx.x, + gridDim.x, ...; as many blocks as there are
- *            tiles, or two a multiprocessor, whichever is less. Dynamic shared memory CLB_LINEAR_SHARED: the ring.
- * Needs      sm_80; sm_90 for programmatic edges.
- * Roofline   2 * rows * cols bytes of weights; at up to 8 rows 8 flops a byte: memory-bound. qkv of Qwen3-30B (5,120 x
- *            2,048, 21 MB): 4.9 us at 4.3 TB/s; head (151,936 x 2,048): 145 us. Target: 90 % and 98 %.
+ * Grid       blocks of 256 threads, each taking units of row tiles blockIdx.x, + gridDim.x, ...; no more blocks than
+ * row tiles or than CLB_LINEAR_BLOCKS (CLB_LINEAR_8_BLOCKS) a multiprocessor. Dynamic shared memory CLB_LINEAR_SHARED
+ * (CLB_LINEAR_8_SHARED): the ring. Needs      sm_80; sm_90 for programmatic edges. Roofline   2 * rows * cols bytes of
+ * weights; at up to 8 rows 8 flops a byte: memory-bound. qkv of Qwen3-30B (5,120 x 2,048, 21 MB): 4.9 us at 4.3 TB/s;
+ * head (151,936 x 2,048): 145 us. Target: 90 % and 98 %. Beyond 16 rows operand B out of L2 weighs as much as the
+ * weights: rows * 4 / (32 * MATRICES) of their bytes.
  */
 #include "few.cuh"
 
-#define STAGES 16u
-static_assert(clb_ring<1u, STAGES>::bytes == CLB_LINEAR_SHARED, "abi.h says what the host reserves");
-
+template <uint32_t MATRICES, uint32_t RING_BYTES>
 struct linear_source {
-  const unsigned char* at; /* this lane's bytes of the next piece */
-  uint64_t jump;           /* from the end of a slice to the next tile's */
+  const unsigned char* at; /* this lane's bytes of the next piece of the unit's first row tile */
+  uint64_t across;         /* bytes of a row tile */
+  uint64_t jump;           /* from the end of a slice to the next unit's */
   uint32_t pieces;         /* of a slice */
   uint32_t piece;
-  uint32_t tiles; /* left */
+  uint32_t tiles; /* from the unit's first on */
+  uint32_t step;  /* tiles between this block's units */
 
   __device__ __forceinline__ linear_source(const clb_matmul_args& a, const clb_slice& slice) {
-    const uint32_t across = a.cols / CLB_TILE;
     const uint32_t all = (a.rows + CLB_TILE - 1u) / CLB_TILE;
+    const uint32_t first = blockIdx.x * MATRICES;
+    across = (uint64_t)(a.cols / CLB_TILE) * CLB_PIECE;
     pieces = slice.end - slice.begin;
     piece = 0u;
-    tiles = (pieces > 0u && blockIdx.x < all) ? (all - blockIdx.x + gridDim.x - 1u) / gridDim.x : 0u;
-    jump = ((uint64_t)gridDim.x * across - pieces) * CLB_PIECE;
-    at = reinterpret_cast<const unsigned char*>(a.weights) + ((uint64_t)blockIdx.x * across + slice.begin) * CLB_PIECE +
+    tiles = (pieces > 0u && first < all) ? all - first : 0u;
+    step = gridDim.x * MATRICES;
+    jump = step * across - (uint64_t)pieces * CLB_PIECE;
+    at = reinterpret_cast<const unsigned char*>(a.weights) + first * across + slice.begin * CLB_PIECE +
          threadIdx.x % CLB_WARP * 16u;
   }
 
-  __device__ __forceinline__ bool take(const unsigned char* (&next)[1]) {
+  /* Row tiles beyond the last are the last again; their results are not stored. */
+  __device__ __forceinline__ bool take(const unsigned char* (&next)[MATRICES]) {
     if (tiles == 0u) return false;
-    next[0] = at;
+#pragma unroll
+    for (uint32_t m = 0u; m < MATRICES; m++)
+      next[m] = at + min(m, tiles - 1u) * across;
     at += CLB_PIECE;
     piece++;
     if (piece == pieces) {
       piece = 0u;
       at += jump;
-      tiles--;
+      tiles = (tiles > step) ? tiles - step : 0u;
     }
     return true;
   }
 };
 
+template <uint32_t SLOTS>
 struct linear_shared {
-  clb_step_sums<1> sums;
+  clb_sums<SLOTS> sums;
   float scale[CLB_FEW_ROWS]; /* norm(t) */
 };
 
 /* What finishing two results needs, loaded before the sums are there. */
 struct finish_inputs {
   float2 bias;
+  float2 norm;
   float2 residual;
 };
 
-CLB_DEVICE finish_inputs load_finish(const clb_matmul_args& a, uint32_t row, uint32_t col, bool valid) {
+CLB_DEVICE finish_inputs load_weights(const clb_matmul_args& a, uint32_t col) {
   finish_inputs in = {};
   if (a.bias != nullptr) {
     in.bias.x = (col < a.rows) ? a.bias[col] : 0.0f;
     in.bias.y = (col + 1u < a.rows) ? a.bias[col + 1u] : 0.0f;
   }
-  if (a.residual != nullptr && valid)
-    in.residual = *reinterpret_cast<const float2*>(a.residual + (uint64_t)row * a.rows + col);
+  if (a.residual != nullptr) in.norm = clb_read_pair(a.next_norm + col, col < a.rows);
   return in;
+}
+
+CLB_DEVICE void load_residual(const clb_matmul_args& a, uint32_t row, uint32_t col, bool valid, finish_inputs& in) {
+  if (a.residual != nullptr) in.residual = clb_read_pair(a.residual + (uint64_t)row * a.rows + col, valid);
 }
 
 /* The largest of the tile's 16 results of one row, held by 8 lanes in order; the lowest place of equal ones. */
@@ -99,7 +111,7 @@ CLB_DEVICE void finish(const clb_matmul_args& a, uint32_t row, uint32_t col, flo
   y.y += in.bias.y;
   if (a.residual != nullptr) {
     const clb_stream stream = {a.residual, a.next_norm, a.next_input, a.next_sumsq, a.rows};
-    clb_store_residual<P>(stream, row, col, make_float2(in.residual.x + y.x, in.residual.y + y.y), valid);
+    clb_store_residual<P>(stream, row, col, make_float2(in.residual.x + y.x, in.residual.y + y.y), in.norm, valid);
     return;
   }
   if (a.candidates != nullptr) store_candidate(a, row, col, y, valid);
@@ -109,10 +121,38 @@ CLB_DEVICE void finish(const clb_matmul_args& a, uint32_t row, uint32_t col, flo
   if (col + 1u < a.rows) to[1] = y.y;
 }
 
-template <class P, uint32_t STEPS>
-CLB_DEVICE void all_tiles(const clb_matmul_args& a, clb_ring<1, STAGES>& ring, linear_source& source,
-                          const clb_slice& slice, linear_shared& shared, uint32_t count) {
+/* norm(t) of every row, a warp a row; read after the barrier that follows. */
+template <uint32_t SLOTS>
+CLB_DEVICE void find_scales(const clb_matmul_args& a, linear_shared<SLOTS>& shared, uint32_t count) {
+  for (uint32_t row = clb_group_warp(); row < count; row += CLB_WARPS) {
+    float scale = 1.0f;
+    if (a.sumsq != nullptr) {
+      const uint32_t from = (a.input_rows != nullptr) ? a.input_rows[row] : row;
+      scale = clb_row_scale(a.sumsq + (uint64_t)from * a.sumsq_count, a.sumsq_count, a.cols, a.epsilon);
+    }
+    if (threadIdx.x % CLB_WARP == 0u) shared.scale[row] = scale;
+  }
+}
+
+/* Products of a unit are numbered p = step * MATRICES + matrix; SLOTS of them are finished at a time, by a pair of
+   warps each. */
+template <class P, uint32_t MATRICES, uint32_t STEPS, uint32_t SLOTS, uint32_t RING_BYTES>
+CLB_DEVICE void linear(const clb_matmul_args& a, const void* memory, linear_shared<SLOTS>& shared, uint32_t count) {
+  constexpr uint32_t STAGES = RING_BYTES / (CLB_WARPS * MATRICES * CLB_PIECE);
+  const clb_slice slice(a.cols / CLB_TILE);
+  linear_source<MATRICES, RING_BYTES> source(a, slice);
+  clb_ring<MATRICES, STAGES> ring(memory);
+  uint32_t started = 0u;
+  ring.start(source, started);
+  ring.complete_start(started);
   const uint32_t tiles = (a.rows + CLB_TILE - 1u) / CLB_TILE;
+  const uint32_t own = clb_finisher();
+  const uint32_t own_row = own / MATRICES * CLB_STEP + threadIdx.x % 64u / 8u;
+  const uint32_t pair = threadIdx.x % 8u * 2u;
+  uint32_t unit = blockIdx.x * MATRICES;
+  finish_inputs in = load_weights(a, (unit + own % MATRICES) * CLB_TILE + pair);
+  clb_wait_for_inputs();
+  clb_release_dependents();
   const uint32_t lane = threadIdx.x % CLB_WARP;
   uint32_t offsets[STEPS];
 #pragma unroll
@@ -121,72 +161,80 @@ CLB_DEVICE void all_tiles(const clb_matmul_args& a, clb_ring<1, STAGES>& ring, l
     const uint32_t from = (row < count && a.input_rows != nullptr) ? a.input_rows[row] : row;
     offsets[s] = (row < count) ? from * a.cols + lane % 4u * 4u : CLB_NONE;
   }
+  clb_chunk<STEPS> chunk;
+  chunk.read(a.input, offsets, slice.begin, slice.end);
+  find_scales(a, shared, count);
   uint32_t parity = 0u;
 #pragma unroll 1
-  for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const uint32_t col = tile * CLB_TILE + threadIdx.x % 8u * 2u;
-    uint32_t row = threadIdx.x / 8u; /* of the first step that this thread finishes */
-    finish_inputs in = load_finish(a, row, col, row < count);
-    float sum[1][STEPS][4];
-    clb_multiply<P, STEPS>(ring, source, slice, a.input, offsets, sum);
+  for (; unit < tiles; unit += gridDim.x * MATRICES) {
+    uint32_t row = own_row;
+    uint32_t col = (unit + own % MATRICES) * CLB_TILE + pair;
+    if (unit != blockIdx.x * MATRICES) in = load_weights(a, col);
+    load_residual(a, row, col, row < count && col < a.rows, in);
+    float sum[MATRICES][STEPS][4];
+    clb_multiply<P, MATRICES, STEPS>(ring, source, slice, a.input, offsets, chunk, sum);
 #pragma unroll
-    for (uint32_t s = 0u; s < STEPS; s++) {
-      clb_put_sums(shared.sums, parity, 0u, sum[0][s]);
+    for (uint32_t first = 0u; first < MATRICES * STEPS; first += SLOTS) {
+#pragma unroll
+      for (uint32_t slot = 0u; slot < SLOTS; slot++)
+        shared.sums.put(parity, slot, sum[(first + slot) % MATRICES][(first + slot) / MATRICES]);
       __syncthreads();
-      if (clb_finishes(s)) {
-        if (s >= 4u) {
-          row = s * CLB_STEP + threadIdx.x % 64u / 8u;
-          in = load_finish(a, row, col, row < count);
+      if (own < SLOTS) {
+        if (first > 0u) {
+          row = (first + own) / MATRICES * CLB_STEP + threadIdx.x % 64u / 8u;
+          col = (unit + (first + own) % MATRICES) * CLB_TILE + pair;
+          in = load_weights(a, col);
+          load_residual(a, row, col, row < count && col < a.rows, in);
         }
-        float2 y = clb_take_sums<P>(shared.sums, parity, 0u);
-        const float scale = shared.scale[row];
-        finish<P>(a, row, col, make_float2(y.x * scale, y.y * scale), in, row < count);
+        const float2 y = shared.sums.template take<P>(parity, own);
+        const bool valid = row < count && col / CLB_TILE < tiles;
+        const float scale = valid ? shared.scale[row] : 0.0f;
+        finish<P>(a, row, col, make_float2(y.x * scale, y.y * scale), in, valid);
       }
       parity ^= 1u;
     }
   }
-}
-
-template <class P>
-CLB_DEVICE void linear(const clb_matmul_args& a) {
-  extern __shared__ uint4 memory[];
-  __shared__ linear_shared shared;
-  const clb_slice slice(a.cols / CLB_TILE);
-  linear_source source(a, slice);
-  clb_ring<1, STAGES> ring(memory);
-  uint32_t started = 0u;
-  ring.start(source, started);
-  ring.complete_start(started);
-  clb_wait_for_inputs();
-  clb_release_dependents();
-  const uint32_t count = min(*a.row_count, CLB_FEW_ROWS);
-  for (uint32_t row = threadIdx.x / CLB_WARP; row < CLB_FEW_ROWS; row += CLB_WARPS) {
-    float scale = 1.0f;
-    if (a.sumsq != nullptr && row < count) {
-      const uint32_t from = (a.input_rows != nullptr) ? a.input_rows[row] : row;
-      scale = clb_row_scale(a.sumsq + (uint64_t)from * a.sumsq_count, a.sumsq_count, a.cols, a.epsilon);
-    }
-    if (threadIdx.x % CLB_WARP == 0u) shared.scale[row] = scale;
-  }
-  __syncthreads();
-  if (count > 32u) {
-    all_tiles<P, 8>(a, ring, source, slice, shared, count);
-  } else if (count > 16u) {
-    all_tiles<P, 4>(a, ring, source, slice, shared, count);
-  } else if (count > 8u) {
-    all_tiles<P, 2>(a, ring, source, slice, shared, count);
-  } else if (count > 0u) {
-    all_tiles<P, 1>(a, ring, source, slice, shared, count);
-  }
   clb_copies_wait<0>();
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, 2)
-    clb_linear_bf16(const __grid_constant__ clb_matmul_args a) {
-  linear<clb_bf16>(a);
+/* *row_count may be read before the wait: it was there before the step began. */
+template <class P>
+CLB_DEVICE void linear_of_any(const clb_matmul_args& a) {
+  extern __shared__ uint4 memory[];
+  __shared__ linear_shared<4> shared;
+  const uint32_t count = min(__ldcg(a.row_count), CLB_FEW_ROWS);
+  if (count > 32u) {
+    linear<P, 2, 8, 4, CLB_LINEAR_SHARED>(a, memory, shared, count);
+  } else if (count > 16u) {
+    linear<P, 4, 4, 4, CLB_LINEAR_SHARED>(a, memory, shared, count);
+  } else {
+    linear<P, 2, 2, 4, CLB_LINEAR_SHARED>(a, memory, shared, count);
+  }
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, 2)
+template <class P>
+CLB_DEVICE void linear_of_8(const clb_matmul_args& a) {
+  extern __shared__ uint4 memory[];
+  __shared__ linear_shared<1> shared;
+  linear<P, 1, 1, 1, CLB_LINEAR_8_SHARED>(a, memory, shared, min(__ldcg(a.row_count), CLB_STEP));
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, CLB_LINEAR_BLOCKS)
+    clb_linear_bf16(const __grid_constant__ clb_matmul_args a) {
+  linear_of_any<clb_bf16>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, CLB_LINEAR_BLOCKS)
     clb_linear_fp16(const __grid_constant__ clb_matmul_args a) {
-  linear<clb_fp16>(a);
+  linear_of_any<clb_fp16>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, CLB_LINEAR_8_BLOCKS)
+    clb_linear_8_bf16(const __grid_constant__ clb_matmul_args a) {
+  linear_of_8<clb_bf16>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, CLB_LINEAR_8_BLOCKS)
+    clb_linear_8_fp16(const __grid_constant__ clb_matmul_args a) {
+  linear_of_8<clb_fp16>(a);
 }

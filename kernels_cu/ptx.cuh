@@ -72,6 +72,11 @@ CLB_DEVICE uint4 clb_read_shared(uint32_t at) {
   return value;
 }
 
+/* Barrier 1 .. 15 of the block, for `threads` of its threads, whole warps; 0 is __syncthreads. */
+CLB_DEVICE void clb_barrier(uint32_t barrier, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 /* 16 bytes of zeros. */
 CLB_DEVICE void clb_zero_shared(uint32_t at) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0u) : "memory");

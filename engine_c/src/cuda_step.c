@@ -9,8 +9,7 @@
 #include "cuda_internal.h"
 #include "invariant.h"
 
-/* Blocks of the kernels that share out row tiles themselves: as many as run at once. */
-#define BLOCKS_PER_MULTIPROCESSOR 2u
+#define EIGHT 8u      /* most rows of the kernels with _8 in their names */
 #define MANY_ROWS 64u /* of input, and of weights, that a block of a many-row kernel takes at once */
 #define MANY_WEIGHT_ROWS 128u
 #define SAMPLE_THREADS 1024u
@@ -20,13 +19,15 @@
 typedef struct builder {
   clb_engine* engine;
   struct clb_cuda* cuda;
-  uint32_t rows;  /* of the bucket */
-  uint32_t edge;  /* of the next launch */
-  int32_t status; /* the first failure; then nothing more is launched */
+  uint32_t rows;      /* of the bucket */
+  uint64_t row_count; /* device address of how many of them there are */
+  uint32_t edge;      /* of the next launch */
+  int32_t status;     /* the first failure; then nothing more is launched */
 } builder;
 
-static builder begin(clb_engine* engine, uint32_t rows) {
-  return (builder){engine, engine->cuda, rows, CLB_EDGE_FULL, CLB_OK};
+/* row_count: offset of the step's count of rows in device memory. */
+static builder begin(clb_engine* engine, uint32_t rows, uint64_t row_count) {
+  return (builder){engine, engine->cuda, rows, clb_cuda_at(engine->cuda, row_count), CLB_EDGE_FULL, CLB_OK};
 }
 
 static void launch(builder* b, uint32_t kernel, const void* args, const uint32_t grid[3], uint32_t threads,
@@ -57,17 +58,15 @@ static uint64_t global(const builder* b, uint32_t role) {
 
 static uint64_t at(const builder* b, uint64_t offset) { return clb_cuda_at(b->cuda, offset); }
 
-static uint64_t row_count(const builder* b) {
-  return at(b, b->cuda->at.rows) + (uint64_t)offsetof(clb_cuda_rows, row_count);
-}
 static uint64_t wanted_count(const builder* b) {
   return at(b, b->cuda->at.rows) + (uint64_t)offsetof(clb_cuda_rows, wanted_count);
 }
 static uint64_t wanted(const builder* b) { return at(b, b->cuda->at.rows) + (uint64_t)offsetof(clb_cuda_rows, wanted); }
 static uint64_t rows_at(const builder* b) { return at(b, b->cuda->at.rows) + sizeof(clb_cuda_rows); }
 
-static uint32_t wanted_blocks(const builder* b, uint32_t tiles) {
-  const uint32_t most = b->cuda->device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+/* Blocks of a kernel that shares out row tiles itself: as many as run at once, of `each` a multiprocessor. */
+static uint32_t wanted_blocks(const builder* b, uint32_t tiles, uint32_t each) {
+  const uint32_t most = b->cuda->device.multiprocessors * each;
   return tiles < most ? tiles : most;
 }
 
@@ -86,7 +85,7 @@ static void embed(builder* b, uint64_t list) {
                                .list = list,
                                .slots = at(b, p->slots),
                                .rows = rows_at(b),
-                               .row_count = row_count(b),
+                               .row_count = b->row_count,
                                .residual = at(b, p->residual),
                                .input = at(b, p->input[0]),
                                .sumsq = at(b, p->sumsq[0]),
@@ -99,15 +98,17 @@ static void embed(builder* b, uint64_t list) {
 
 /* --------------------------------------------------------------- attention */
 
-static void launch_linear(builder* b, const clb_matmul_args* args, bool many) {
+static void launch_linear(builder* b, const clb_matmul_args* args, uint32_t most_rows, bool many) {
   const uint32_t tiles = divide_up(args->rows, CLB_TILE);
   if (many) {
     launch(b, CLB_CUDA_LINEAR_MANY, args,
            (uint32_t[3]){divide_up(b->rows, MANY_ROWS), divide_up(args->rows, MANY_WEIGHT_ROWS), 1u},
            CLB_MATMUL_THREADS, CLB_MANY_SHARED);
   } else {
-    launch(b, CLB_CUDA_LINEAR, args, (uint32_t[3]){wanted_blocks(b, tiles), 1u, 1u}, CLB_MATMUL_THREADS,
-           CLB_LINEAR_SHARED);
+    const bool eight = most_rows <= EIGHT;
+    launch(b, eight ? CLB_CUDA_LINEAR_8 : CLB_CUDA_LINEAR, args,
+           (uint32_t[3]){wanted_blocks(b, tiles, eight ? CLB_LINEAR_8_BLOCKS : CLB_LINEAR_BLOCKS), 1u, 1u},
+           CLB_MATMUL_THREADS, eight ? CLB_LINEAR_8_SHARED : CLB_LINEAR_SHARED);
   }
 }
 
@@ -119,14 +120,14 @@ static void project_qkv(builder* b, uint32_t layer, bool many) {
                                 .bias = weight(b, CLB_ROLE_QKV_BIAS, layer, -1),
                                 .input = at(b, p->input[0]),
                                 .sumsq = at(b, p->sumsq[0]),
-                                .row_count = row_count(b),
+                                .row_count = b->row_count,
                                 .output = at(b, p->qkv),
                                 .output_stride = rows,
                                 .rows = rows,
                                 .cols = model->hidden,
                                 .sumsq_count = model->hidden / CLB_TILE,
                                 .epsilon = model->rms_norm_eps};
-  launch_linear(b, &args, many);
+  launch_linear(b, &args, b->rows, many);
 }
 
 static void project_out(builder* b, uint32_t layer, bool many) {
@@ -135,7 +136,7 @@ static void project_out(builder* b, uint32_t layer, bool many) {
   const clb_matmul_args args = {.weights = weight(b, CLB_ROLE_OUT, layer, -1),
                                 .bias = weight(b, CLB_ROLE_OUT_BIAS, layer, -1),
                                 .input = at(b, p->attended),
-                                .row_count = row_count(b),
+                                .row_count = b->row_count,
                                 .residual = at(b, p->residual),
                                 .next_norm = weight(b, CLB_ROLE_FFN_NORM, layer, -1),
                                 .next_input = at(b, p->input[1]),
@@ -143,7 +144,7 @@ static void project_out(builder* b, uint32_t layer, bool many) {
                                 .rows = model->hidden,
                                 .cols = model->heads * model->head_dim,
                                 .epsilon = model->rms_norm_eps};
-  launch_linear(b, &args, many);
+  launch_linear(b, &args, b->rows, many);
 }
 
 static clb_attention_dims dims_of(const builder* b, uint32_t layer) {
@@ -167,7 +168,7 @@ static void attend_few(builder* b, uint32_t layer) {
                                 .q_norm = weight(b, CLB_ROLE_Q_NORM, layer, -1),
                                 .k_norm = weight(b, CLB_ROLE_K_NORM, layer, -1),
                                 .rows = rows_at(b),
-                                .row_count = row_count(b),
+                                .row_count = b->row_count,
                                 .slots = at(b, p->slots),
                                 .partial = at(b, p->partial),
                                 .partial_state = at(b, p->partial_state),
@@ -185,7 +186,7 @@ static void attend_many(builder* b, uint32_t layer) {
                                            .q_norm = weight(b, CLB_ROLE_Q_NORM, layer, -1),
                                            .k_norm = weight(b, CLB_ROLE_K_NORM, layer, -1),
                                            .rows = rows_at(b),
-                                           .row_count = row_count(b),
+                                           .row_count = b->row_count,
                                            .slots = at(b, p->slots),
                                            .attended = at(b, p->attended),
                                            .shape = dims_of(b, layer)};
@@ -211,7 +212,7 @@ static void route(builder* b, uint32_t layer, bool many) {
                                          .norm = weight(b, CLB_ROLE_FFN_NORM, layer, -1),
                                          .residual = at(b, p->residual),
                                          .sumsq = at(b, p->sumsq[1]),
-                                         .row_count = row_count(b),
+                                         .row_count = b->row_count,
                                          .logits = at(b, p->router_logits),
                                          .shared_scale = at(b, p->shared_scale),
                                          .experts = desc->experts,
@@ -220,7 +221,7 @@ static void route(builder* b, uint32_t layer, bool many) {
   const clb_router_args router = {.logits = at(b, p->router_logits),
                                   .policy = at(b, p->policies) + layer * sizeof(clb_router_policy),
                                   .rows = rows_at(b),
-                                  .token_count = row_count(b),
+                                  .token_count = b->row_count,
                                   .indices = at(b, p->indices),
                                   .weights = at(b, p->expert_weights),
                                   .kept = at(b, p->kept),
@@ -239,7 +240,7 @@ static void route(builder* b, uint32_t layer, bool many) {
                                   .block_tokens = block_tokens,
                                   .not_finite = CLB_ERR_NOT_FINITE};
   launch(b, CLB_CUDA_ROUTER_LOGITS, &logits,
-         (uint32_t[3]){divide_up(desc->experts + 1u, 4u), divide_up(b->rows, 8u), 1u}, 128u, 0u);
+         (uint32_t[3]){divide_up(desc->experts + 1u, 4u), divide_up(b->rows, 8u), 1u}, CLB_MATMUL_THREADS, 0u);
   launch(b, CLB_CUDA_ROUTER, &router, (uint32_t[3]){divide_up(b->rows, block_tokens), 1u, 1u},
          many ? CLB_ROUTER_THREADS : 32u, 0u);
 }
@@ -259,7 +260,7 @@ static void experts_few(builder* b, uint32_t layer) {
                                       .indices = at(b, p->indices),
                                       .input = at(b, p->input[1]),
                                       .sumsq = at(b, p->sumsq[1]),
-                                      .row_count = row_count(b),
+                                      .row_count = b->row_count,
                                       .activation = at(b, p->activation),
                                       .shared_activation = at(b, p->shared_activation),
                                       .expert_count = desc->experts,
@@ -288,10 +289,10 @@ static void experts_few(builder* b, uint32_t layer) {
   const uint32_t ranks = desc->experts == 0u ? 0u : k_max;
   const uint32_t tiles =
       b->rows * ranks * (desc->expert_width / CLB_TILE) + desc->shared_width / CLB_TILE; /* most that can be in use */
-  launch(b, CLB_CUDA_GATE_UP, &up, (uint32_t[3]){wanted_blocks(b, tiles), 1u, 1u}, CLB_MATMUL_THREADS,
-         CLB_GATE_UP_SHARED);
-  launch(b, CLB_CUDA_DOWN, &down, (uint32_t[3]){model->hidden / CLB_TILE, 1u, 1u}, CLB_MATMUL_THREADS,
-         CLB_DOWN_RING + (b->rows + b->rows * k_max) * 64u + b->rows * k_max * 4u);
+  launch(b, b->rows <= EIGHT ? CLB_CUDA_GATE_UP_8 : CLB_CUDA_GATE_UP, &up,
+         (uint32_t[3]){wanted_blocks(b, tiles, CLB_GATE_UP_BLOCKS), 1u, 1u}, CLB_MATMUL_THREADS, CLB_GATE_UP_SHARED);
+  launch(b, b->rows <= EIGHT ? CLB_CUDA_DOWN_8 : CLB_CUDA_DOWN, &down, (uint32_t[3]){model->hidden / CLB_TILE, 1u, 1u},
+         CLB_DOWN_THREADS, CLB_DOWN_RING + (b->rows + b->rows * k_max) * 64u + b->rows * k_max * 4u);
 }
 
 /* One expert pair over many rows: the routed experts by bucket, or with `offsets` 0 a single expert over all rows. */
@@ -299,10 +300,10 @@ static void expert_pair(builder* b, clb_expert_many_args* args, uint32_t assignm
   const uint32_t token_tiles = divide_up(assignments, MANY_ROWS) + args->expert_count;
   const uint32_t up_tiles = divide_up(args->width, MANY_WEIGHT_ROWS / 2u) * token_tiles;
   const uint32_t down_tiles = divide_up(args->hidden, MANY_WEIGHT_ROWS) * token_tiles;
-  launch(b, CLB_CUDA_GATE_UP_MANY, args, (uint32_t[3]){wanted_blocks(b, up_tiles), 1u, 1u}, CLB_MATMUL_THREADS,
-         CLB_MANY_SHARED);
-  launch(b, CLB_CUDA_DOWN_MANY, args, (uint32_t[3]){wanted_blocks(b, down_tiles), 1u, 1u}, CLB_MATMUL_THREADS,
-         CLB_MANY_SHARED);
+  launch(b, CLB_CUDA_GATE_UP_MANY, args, (uint32_t[3]){wanted_blocks(b, up_tiles, CLB_MANY_BLOCKS), 1u, 1u},
+         CLB_MATMUL_THREADS, CLB_MANY_SHARED);
+  launch(b, CLB_CUDA_DOWN_MANY, args, (uint32_t[3]){wanted_blocks(b, down_tiles, CLB_MANY_BLOCKS), 1u, 1u},
+         CLB_MATMUL_THREADS, CLB_MANY_SHARED);
 }
 
 static void routed_many(builder* b, uint32_t layer, const clb_layer_desc* desc) {
@@ -311,7 +312,7 @@ static void routed_many(builder* b, uint32_t layer, const clb_layer_desc* desc) 
   const uint32_t k_max = b->engine->sizes.k_max;
   const clb_bucket_args bucket = {.indices = at(b, p->indices),
                                   .block_counts = at(b, p->block_counts),
-                                  .token_count = row_count(b),
+                                  .token_count = b->row_count,
                                   .counts = at(b, p->bucket_counts),
                                   .offsets = at(b, p->bucket_offsets),
                                   .tokens = at(b, p->bucket_tokens),
@@ -322,7 +323,7 @@ static void routed_many(builder* b, uint32_t layer, const clb_layer_desc* desc) 
                                .offsets = bucket.offsets,
                                .tokens = bucket.tokens,
                                .places = bucket.places,
-                               .row_count = row_count(b),
+                               .row_count = b->row_count,
                                .input = at(b, p->input[1]),
                                .sumsq = at(b, p->sumsq[1]),
                                .activation = at(b, p->activation),
@@ -345,7 +346,7 @@ static void experts_many(builder* b, uint32_t layer) {
   }
   if (desc->shared_width != 0u) {
     clb_expert_many_args args = {.experts = shared_row(b, desc, layer),
-                                 .row_count = row_count(b),
+                                 .row_count = b->row_count,
                                  .input = at(b, p->input[1]),
                                  .sumsq = at(b, p->sumsq[1]),
                                  .activation = at(b, p->shared_activation),
@@ -361,7 +362,7 @@ static void experts_many(builder* b, uint32_t layer) {
                                     .weights = at(b, p->expert_weights),
                                     .shared_partial = desc->shared_width != 0u ? at(b, p->shared_partial) : 0u,
                                     .shared_scale = desc->shared_gated != 0u ? at(b, p->shared_scale) : 0u,
-                                    .row_count = row_count(b),
+                                    .row_count = b->row_count,
                                     .residual = at(b, p->residual),
                                     .next_norm = norm_after(b, layer),
                                     .next_input = at(b, p->input[0]),
@@ -394,7 +395,7 @@ static void layers(builder* b, bool many) {
 /* ----------------------------------------------------------------- outputs */
 
 /* Logits of rows wanted[0 .. *count); with `chosen` 0 of rows 0 .. *count. */
-static void head(builder* b, uint64_t chosen, uint64_t count, uint64_t candidates) {
+static void head(builder* b, uint64_t chosen, uint64_t count, uint32_t most_rows, uint64_t candidates) {
   const clb_model_desc* const model = &b->engine->model;
   const clb_cuda_layout* const p = &b->cuda->at;
   const clb_matmul_args args = {.weights = global(b, model->tied_head != 0u ? CLB_ROLE_EMBEDDING : CLB_ROLE_HEAD),
@@ -409,7 +410,7 @@ static void head(builder* b, uint64_t chosen, uint64_t count, uint64_t candidate
                                 .cols = model->hidden,
                                 .sumsq_count = model->hidden / CLB_TILE,
                                 .epsilon = model->rms_norm_eps};
-  launch_linear(b, &args, false);
+  launch_linear(b, &args, most_rows, false);
 }
 
 static void launch_sample(builder* b, uint64_t chosen, uint64_t count, uint32_t blocks) {
@@ -439,34 +440,34 @@ static void launch_sample(builder* b, uint64_t chosen, uint64_t count, uint32_t 
 }
 
 int32_t clb_cuda_launch_decode(clb_engine* engine, uint32_t rows) {
-  builder b = begin(engine, rows);
+  builder b = begin(engine, rows, engine->cuda->at.list + (uint64_t)offsetof(clb_slot_list, count));
   CLB_ASSERT(rows <= CLB_FEW_ROWS);
   embed(&b, at(&b, b.cuda->at.list));
   layers(&b, false);
-  head(&b, 0u, row_count(&b), at(&b, b.cuda->at.candidates));
-  launch_sample(&b, 0u, row_count(&b), rows);
+  head(&b, 0u, b.row_count, rows, at(&b, b.cuda->at.candidates));
+  launch_sample(&b, 0u, b.row_count, rows);
   return b.status;
 }
 
 int32_t clb_cuda_launch_prefill(clb_engine* engine, uint32_t rows) {
-  builder b = begin(engine, rows);
+  builder b = begin(engine, rows, engine->cuda->at.rows + (uint64_t)offsetof(clb_cuda_rows, row_count));
   CLB_ASSERT(rows <= b.cuda->at.max_rows);
   embed(&b, 0u);
   layers(&b, true);
-  head(&b, wanted(&b), wanted_count(&b), at(&b, b.cuda->at.candidates));
+  head(&b, wanted(&b), wanted_count(&b), engine->config.channel.slots, at(&b, b.cuda->at.candidates));
   launch_sample(&b, wanted(&b), wanted_count(&b), engine->config.channel.slots);
   return b.status;
 }
 
 int32_t clb_cuda_launch_prompt(clb_engine* engine) {
-  builder b = begin(engine, CLB_FEW_ROWS);
+  builder b = begin(engine, CLB_FEW_ROWS, engine->cuda->at.rows + (uint64_t)offsetof(clb_cuda_rows, row_count));
   const clb_prompt_logprobs_args args = {.logits = at(&b, b.cuda->at.logits),
                                          .items = at(&b, b.cuda->at.prompt_items),
                                          .wanted_count = wanted_count(&b),
                                          .status = at(&b, b.cuda->at.prompt_status),
                                          .vocab = engine->model.vocab_size,
                                          .not_finite = CLB_ERR_NOT_FINITE};
-  head(&b, wanted(&b), wanted_count(&b), 0u);
+  head(&b, wanted(&b), wanted_count(&b), CLB_FEW_ROWS, 0u);
   launch(&b, CLB_CUDA_PROMPT_LOGPROBS, &args, (uint32_t[3]){CLB_FEW_ROWS, 1u, 1u}, SAMPLE_THREADS, 0u);
   return b.status;
 }

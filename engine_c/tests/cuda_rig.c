@@ -7,7 +7,7 @@
 #include "fake_cuda.h"
 #include "test.h"
 
-#define KERNELS 19u
+#define KERNELS 22u
 
 static fake_kernel kernels[KERNELS];
 static clb_device_kernel table[KERNELS];
@@ -34,7 +34,6 @@ static void run_embed(const void* args) {
   const clb_slot_list* const list = fake_pointer(a.list);
   const clb_device_slot* const slots = fake_pointer(a.slots);
   clb_row* const rows = fake_pointer(a.rows);
-  *(uint32_t*)fake_pointer(a.row_count) = list->count;
   for (uint32_t i = 0; i < list->count; ++i) {
     const clb_device_slot* const slot = &slots[list->slots[i]];
     rows[i] =
@@ -170,7 +169,10 @@ static void make_kernels(void) {
   add_kernel(15, "clb_sample", sizeof(clb_sample_args), run_sample);
   add_kernel(16, "clb_publish", sizeof(clb_publish_args), run_publish);
   add_kernel(17, "clb_prompt_logprobs", sizeof(clb_prompt_logprobs_args), run_prompt);
-  add_kernel(18, "clb_dummy", sizeof(clb_dummy_args), run_nothing);
+  add_kernel(21, "clb_dummy", sizeof(clb_dummy_args), run_nothing);
+  add_kernel(18, "clb_linear_8_bf16", sizeof(clb_matmul_args), run_nothing);
+  add_kernel(19, "clb_expert_gate_up_8_bf16", sizeof(clb_expert_gate_up_args), run_nothing);
+  add_kernel(20, "clb_expert_down_8_bf16", sizeof(clb_expert_down_args), run_nothing);
 }
 
 /* -------------------------------------------------------------------- open */

@@ -28,6 +28,7 @@ struct fiber {
   uint32_t index;
   bool done;
   bool at_barrier;
+  uint32_t barrier;                      /* which, if at_barrier */
   uint64_t waits_for;                    /* number of the meeting that must have happened */
   uint64_t groups;                       /* ended so far */
   std::vector<std::vector<copy>> copies; /* the groups that were not waited for; the last one is open */
@@ -45,7 +46,8 @@ static warp warps[MAX_THREADS / 32];
 static char* stacks;
 static ucontext_t scheduler;
 static fiber* current;
-static uint32_t thread_count, live, barrier_arrived;
+static uint32_t thread_count, live;
+static uint32_t barrier_arrived[16];
 static void (*run_kernel)(const void* args);
 static const void* kernel_args;
 
@@ -71,17 +73,19 @@ void emulator_wait_groups(uint32_t pending) {
   if (ended > pending) finish_copies(*current, ended - pending);
 }
 
-static void release_barrier() {
-  if (barrier_arrived == 0 || barrier_arrived < live) return;
-  barrier_arrived = 0;
+static void release_barrier(uint32_t barrier, uint32_t threads) {
+  if (barrier_arrived[barrier] == 0 || barrier_arrived[barrier] < threads) return;
+  barrier_arrived[barrier] = 0;
   for (uint32_t i = 0; i < thread_count; i++)
-    fibers[i].at_barrier = false;
+    if (fibers[i].barrier == barrier) fibers[i].at_barrier = false;
 }
 
-void emulator_barrier() {
+void emulator_barrier(uint32_t barrier, uint32_t threads) {
+  if (barrier > 15 || threads % 32 != 0) fail("no such barrier");
+  current->barrier = barrier;
   current->at_barrier = true;
-  barrier_arrived++;
-  release_barrier();
+  barrier_arrived[barrier]++;
+  release_barrier(barrier, threads == 0 ? live : threads);
   while (current->at_barrier)
     yield_now();
 }
@@ -111,7 +115,7 @@ static void fiber_main() {
   if (current->copies.size() > 1 || !current->copies.back().empty()) fail("copies in flight at the end");
   current->done = true;
   live--;
-  release_barrier();
+  release_barrier(0, live);
   yield_now();
 }
 
@@ -121,7 +125,7 @@ static void run_block() {
   std::memset(memory, 0xff, sizeof memory);
   std::memset(warps, 0, sizeof warps);
   live = thread_count;
-  barrier_arrived = 0;
+  std::memset(barrier_arrived, 0, sizeof barrier_arrived);
   for (uint32_t i = 0; i < thread_count; i++) {
     fiber& f = fibers[i];
     f.index = i;

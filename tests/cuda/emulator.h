@@ -21,6 +21,7 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __maxnreg__(n)
 #define __shared__ thread_local
 #define __align__(n) alignas(n)
 
@@ -49,8 +50,8 @@ extern thread_local uint4 memory[]; /* dynamic shared memory, by the name that a
 
 /* ------------------------------------------------------------ the machine below */
 
-extern "C" uint32_t emulator_order; /* 0: threads in order, 1: the last first */
-void emulator_barrier();
+extern "C" uint32_t emulator_order;                        /* 0: threads in order, 1: the last first */
+void emulator_barrier(uint32_t barrier, uint32_t threads); /* threads 0: all that live */
 /* The lanes of the calling warp meet; work(in, out) runs once with what every lane brought. */
 struct emulator_words {
   uint32_t word[8];
@@ -152,7 +153,7 @@ static inline uint32_t __reduce_add_sync(uint32_t mask, uint32_t value) { return
 
 /* --------------------------------------------------------------- other functions */
 
-static inline void __syncthreads() { emulator_barrier(); }
+static inline void __syncthreads() { emulator_barrier(0, 0); }
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}
 static inline void __threadfence_system() {}
@@ -324,6 +325,7 @@ CLB_DEVICE uint4 clb_read_shared(uint32_t at) {
   std::memcpy(&value, emulator_shared(at), sizeof value);
   return value;
 }
+CLB_DEVICE void clb_barrier(uint32_t barrier, uint32_t threads) { emulator_barrier(barrier, threads); }
 CLB_DEVICE void clb_zero_shared(uint32_t at) { std::memset(emulator_shared(at), 0, 16); }
 
 #endif /* CLB_EMULATOR_H */

@@ -43,7 +43,9 @@ def from_kv(stored: np.ndarray, kind: str) -> np.ndarray:
 class Slots:
     """Slots whose second layer of two holds random K and V: {prefix tokens, tokens of the own run}."""
 
-    def __init__(self, machine: harness.Machine, shape: Shape, sizes: list[tuple[int, int]], rng: np.random.Generator) -> None:
+    def __init__(
+        self, machine: harness.Machine, shape: Shape, sizes: list[tuple[int, int]], rng: np.random.Generator
+    ) -> None:
         self.shape, self.machine = shape, machine
         self.states = (kernel_abi.struct("clb_device_slot") * len(sizes))()
         self.runs: list[tuple[np.ndarray, harness.Output]] = []

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 EPSILON = 1e-6
-LIMIT = {"bf16": 3e-5, "fp16": 1e-5}  # relative L2 error: split rows of 16 or 22 bits, sums in fp32
+LIMIT = {"bf16": 3e-5, "fp16": 2e-5}  # relative L2 error: split rows of 16 or 22 bits; mma cuts fp32 sums off
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ MANY = [
     Case(144, 352, 100, residual=True, bias=True), Case(32, 64, 0, 70), Case(17, 32, 3, 200),
 ]  # fmt: skip
 LARGE_FEW = [
-    Case(5120, 2048, 1, bias=True, blocks=264), Case(5120, 2048, 64, blocks=264),
-    Case(2048, 4096, 32, residual=True, blocks=264), Case(151936, 2048, 7, candidates=True, blocks=264),
+    Case(5120, 2048, 1, bias=True, blocks=320), Case(5120, 2048, 64, blocks=132),
+    Case(2048, 4096, 32, residual=True, blocks=128), Case(32001, 2048, 7, candidates=True, blocks=264),
     Case(2048, 2048, 13, residual=True, blocks=128),
 ]  # fmt: skip
-LARGE_MANY = [Case(5120, 2048, 300, bias=True), Case(2048, 4096, 2048, residual=True), Case(2048, 5632, 513)]
+LARGE_MANY = [Case(5120, 2048, 300, bias=True), Case(1024, 4096, 700, residual=True), Case(512, 5632, 513)]
 
 
 class Run:
@@ -64,7 +64,7 @@ class Run:
         self.taken = rng.permutation(sources)[: case.tokens] if case.gathered else np.arange(case.tokens)
         self.run(machine, many=many)
 
-    def run(self, machine: harness.Machine, *, many: bool) -> None:
+    def run(self, machine: harness.Machine, *, many: bool, general: bool = False) -> None:
         case, precision, put = self.case, self.precision, machine.put
         tiles = -(-case.rows // 16)
         self.output = machine.poisoned((case.tokens + 1, case.rows), np.float32)
@@ -87,8 +87,9 @@ class Run:
         )  # fmt: skip
         most = max(case.tokens, case.max_tokens, 1)
         grid: Any = (-(-most // 64), -(-case.rows // 128)) if many else (case.blocks or tiles)
-        name = f"clb_linear_{'many_' if many else ''}{precision}"
-        shared = kernel_abi.constant("CLB_MANY_SHARED" if many else "CLB_LINEAR_SHARED")
+        kind = "MANY" if many else "LINEAR_8" if case.tokens <= 8 and not general else "LINEAR"
+        name = f"clb_linear_{ {'MANY': 'many_', 'LINEAR_8': '8_', 'LINEAR': ''}[kind] }{precision}"
+        shared = kernel_abi.constant(f"CLB_{kind}_SHARED")
         machine.run(name, args, grid=grid, block=256, shared=shared)
         for output in ("output", "next_input", "next_sumsq", "candidates", "residual"):
             setattr(self, output, machine.get(getattr(self, output)))
@@ -126,7 +127,13 @@ def check(run: Run) -> None:
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_few_rows_equal_float64(machine: harness.Machine, case: Case, precision: str) -> None:
     """Every combination of inputs and outputs, with poisoned outputs and one row too many that must stay."""
-    check(Run(machine, case, precision, many=False))
+    run = Run(machine, case, precision, many=False)
+    check(run)
+    if case.tokens <= 8:  # the kernel for any number of rows gives the same bits
+        names = ("output", "next_input", "next_sumsq", "candidates", "residual")
+        of_eight = [getattr(run, name).tobytes() for name in names]
+        run.run(machine, many=False, general=True)
+        assert [getattr(run, name).tobytes() for name in names] == of_eight
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
