@@ -85,7 +85,7 @@ def main() -> int:
         print(f"{arguments.wrk} is not installed (apt install wrk), or give --wrk PATH", file=sys.stderr)
         return 1
     if arguments.publish and find_spec("matplotlib") is None:
-        print("--publish needs matplotlib: pip install 'colibrid[bench]'", file=sys.stderr)
+        print("--publish needs matplotlib: pip install matplotlib", file=sys.stderr)
         return 1
     setup, quick, began = setup_of(arguments), arguments.quick, time.monotonic()
 

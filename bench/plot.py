@@ -2,7 +2,7 @@
 
     python bench/plot.py RESULTS.json OUT.png
 
-Needs matplotlib (`pip install 'colibrid[bench]'`).
+Needs matplotlib (`pip install matplotlib`).
 """
 
 from __future__ import annotations

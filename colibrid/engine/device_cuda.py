@@ -299,7 +299,7 @@ def _load_bindings() -> Any:
         return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise DeviceError(
-            f"no GPU: cuda-bindings is not installed; pip install 'colibrid[cuda]', {CPU_HINT}"
+            f"no GPU: cuda-bindings is not installed; pip install 'cuda-bindings>=13,<14', {CPU_HINT}"
         ) from error
 
 
