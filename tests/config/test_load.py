@@ -112,6 +112,8 @@ def test_all_errors_come_at_once(tmp_path: Path) -> None:
      ("server: {port: {a: 1}}", "(given: a section)"),
      ("- 1", "expected sections"),
      ("engine: {device: gpu}", "engine.device must be auto, cpu or cuda (given: 'gpu')"),
+     ("engine: {threads: 0}", "engine.threads must be auto or a whole number from 1 to 256 (given: '0')"),
+     ("engine: {threads: all}", "engine.threads must be auto or a whole number from 1 to 256 (given: 'all')"),
      ("experts: {threshold: 1}", "experts.threshold must be a number of at least 0 and below 1 (given: '1')"),
      ("server: {sse_ping_s: 0}", "server.sse_ping_s must be a number above 0 and at most 3600 (given: '0')"),
      ("batch: {prefill_chunk: 128, prefill_tokens: 64}", "batch.prefill_chunk (128) must not exceed"),
