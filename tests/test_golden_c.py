@@ -100,6 +100,17 @@ def test_greedy_ids_are_those_of_the_reference(answered: list[Answer]) -> None:
 # ------------------------------------------------------------------ random checkpoints
 
 
+def test_threads_and_slots_do_not_change_a_bit(hummingbird: Path) -> None:
+    """Every record, prompt's and generated, is the same with one, two and three threads, alone and in company."""
+    requests = [ask(case["prompt_ids"], 12, prompt_top=3) for case in GOLDEN[::4]]
+    got = []
+    for threads, slots in ((1, 1), (1, 8), (2, 8), (3, 3)):
+        with InProcessEngine(hummingbird, slots=slots, max_seq_len=256, threads=threads, cpus=()) as engine:
+            answers = engine.run(requests)
+        got.append([(repr(answer.prompt[1:]), repr(answer.records)) for answer in answers])
+    assert got[1:] == got[:1] * 3
+
+
 def _logits(records: list[SlotRecord], vocabulary: int) -> np.ndarray[Any, Any]:
     """(positions, vocabulary): log-probabilities without their mean, from lists that hold the whole vocabulary."""
     rows = np.full((len(records), vocabulary), np.nan)
