@@ -12,6 +12,7 @@
  * Needs      sm_80; sm_90 for programmatic edges.
  * Roofline   bytes of the experts in use; at up to 8 rows an expert 8 flops a byte: memory-bound. Qwen3-30B at one row:
  *            gate_up 8 x 6.3 MB = 11.7 us, down 8 x 3.1 MB = 5.9 us at 4.3 TB/s. Target: 95 %.
+ *            Measured (H200, 2026-11-29): 19.4 and 12.7 us at one row, 83 and 62 us at 8, 174 and 132 us at 32.
  */
 #include "few.cuh"
 

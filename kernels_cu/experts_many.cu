@@ -10,6 +10,7 @@
  * programmatic edges. Roofline   6 * assignments * hidden * width flops, done twice (high and low halves), and the
  * bytes of the experts. Qwen3-30B, 2,048 rows, k 8: 155 GFLOP twice = 520 us at 60 % of 990 TFLOP/s; 1.2 GB = 281 us.
  * Target: half of the former. combine: (K + 2) * hidden * 4 bytes a row: 168 MB, 39 us.
+ *            Measured (H200, 2026-11-29): gate_up 1,142 us, down 549 us.
  */
 #include "many.cuh"
 

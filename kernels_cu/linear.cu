@@ -10,6 +10,7 @@
  * weights; at up to 8 rows 8 flops a byte: memory-bound. qkv of Qwen3-30B (5,120 x 2,048, 21 MB): 4.9 us at 4.3 TB/s;
  * head (151,936 x 2,048): 145 us. Target: 90 % and 98 %. Beyond 16 rows operand B out of L2 weighs as much as the
  * weights: rows * 4 / (32 * MATRICES) of their bytes.
+ *            Measured (H200, 2026-11-29): qkv 6.6 us, out 7.0 us, head 139 us at one row; 14, 19 and 245 us at 32.
  */
 #include "few.cuh"
 

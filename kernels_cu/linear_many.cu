@@ -8,6 +8,7 @@
  * Needs      sm_80; sm_90 for programmatic edges.
  * Roofline   2 * T * rows * cols flops, done twice (high and low halves). qkv of Qwen3-30B (5,120 x 2,048), 2,048 rows:
  *            43 GFLOP twice; mma.sync reaches about 60 % of 990 TFLOP/s: 145 us. Target: half of that.
+ *            Measured (H200, 2026-11-29): 299 us.
  */
 #include "many.cuh"
 

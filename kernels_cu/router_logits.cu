@@ -9,7 +9,7 @@
  * Needs      sm_80; sm_90 for programmatic edges.
  * Roofline   decode: 4 * experts * hidden bytes, 1 MB for Qwen3-30B: 0.24 us, so latency-bound: target 2 us. Prompts:
  *            2 * T * experts * hidden flops, 1.1 GFLOP for 2,048 rows: 18 us at 60 TFLOP/s; bound by L2 reads, 96 KB a
- *            block: 150 us.
+ *            block: 150 us. Measured (H200, 2026-11-29): 6.5 us at 1 to 32 rows, 290 us at 2,048.
  */
 #include "../engine_c/src/exact_math.h"
 #include "device.cuh"
