@@ -15,7 +15,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/pytest
 .DEFAULT_GOAL := help
 # Where venv comes without pip (Debian's python3-venv is missing), a python is left behind that the next call would use.
 .DELETE_ON_ERROR:
-.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan fuzz cross lint format cubins bench clean
+.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan fuzz cross lint misra analyze format cubins bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -42,7 +42,7 @@ lib: $(VENV)/.dev  ## build the C library and copy it into the source tree, for 
 	cp build/engine_c/libcolibri.so build/engine_c/clb_cpu_*.so build/engine_c/modules.json colibrid/engine/lib/
 	test ! -d build/engine_c/cubins || cp -r build/engine_c/cubins colibrid/engine/lib/
 
-test: lint test-c test-asan test-valgrind test-tsan cross test-py  ## everything
+test: lint misra analyze test-c test-asan test-valgrind test-tsan cross test-py  ## everything
 
 test-py: $(VENV)/.dev $(VENV)/.installed  ## Python tests against the installed package: make test-py ARGS='tests/http -k chat'
 	$(PYTEST) $(ARGS)
@@ -82,6 +82,12 @@ lint: $(VENV)/.dev  ## ruff, mypy --strict, C format, size of functions and file
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 	$(BIN)/python tests/check_style.py
+
+misra: $(VENV)/.dev  ## MISRA C:2012 but for the table of docs/MISRA.md, where cppcheck is installed
+	$(BIN)/python tests/check_misra.py
+
+analyze: lib  ## gcc -fanalyzer over the engine
+	$(BIN)/python tests/check_analyzer.py build/engine_c
 
 format: $(VENV)/.dev  ## rewrite Python and C sources in the one format
 	$(BIN)/ruff check --fix-only --quiet .

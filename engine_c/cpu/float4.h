@@ -70,7 +70,8 @@ static inline clb_float4 clb_float4_exp(clb_float4 x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  const clb_uint4 power = ((clb_uint4) __builtin_convertvector(n, clb_int4) + 127u) << 23;
+  const clb_uint4 exponent = (clb_uint4) __builtin_convertvector(n, clb_int4) + 127u;
+  const clb_uint4 power = exponent << 23; /* analyzer: a shift within each lane of 32 bits */
   return (clb_float4)((clb_int4)(p * (clb_float4)power) & ~dropped);
 }
 

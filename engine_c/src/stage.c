@@ -10,7 +10,7 @@ enum {
   ITEMS_PER_THREAD = 32, /* so that the last item of a stage is a small part of it */
   LEAST_COST = 32768,    /* of an item: several times what it costs to hand one to another core */
   SHARED_COST = 100000,  /* of a stage that is worth waking other threads' caches for */
-  MOST_COST = 1 << 25,   /* of one call: progress is shown between calls */
+  MOST_COST = 33554432,  /* of one call: progress is shown between calls */
   STREAM_TILES = 8,      /* a kernel reads so many tiles side by side, and less well fewer */
   TOKEN_UNIT = 8,        /* tokens are cut at multiples of this */
   LEAST_TOKENS = 2 * TOKEN_UNIT
@@ -131,7 +131,8 @@ static uint32_t run_some(const clb_product* product, uint32_t item, uint32_t cou
 static void run_items(void* context, uint32_t first, uint32_t end, uint32_t thread) {
   const clb_stage* const stage = context;
   uint32_t item = first;
-  for (uint32_t index = product_of(stage, first); item < end; ++index) {
+  uint32_t index = product_of(stage, first);
+  while (item < end) {
     const uint32_t begin = stage->first_items[index];
     const uint32_t next = index + 1u < stage->count ? stage->first_items[index + 1u] : stage->items;
     while (item < least(next, end)) {
@@ -140,6 +141,7 @@ static void run_items(void* context, uint32_t first, uint32_t end, uint32_t thre
         stage->progress(stage->progress_context);
       }
     }
+    ++index;
   }
 }
 
@@ -154,9 +156,12 @@ void clb_stage_run(clb_stage* stage) {
     stage->first_items[i] = stage->items;
     stage->items += parts_of(tiles_of(product), product->item_tiles) * parts_of(product->tokens, product->item_tokens);
   }
+  if (stage->items == 0u) {
+    return;
+  }
   if (stage->cost >= SHARED_COST) {
     clb_threads_run(stage->threads, stage->items, run_items, stage);
-  } else if (stage->items > 0u) {
+  } else {
     run_items(stage, 0, stage->items, 0);
   }
 }
