@@ -178,12 +178,14 @@ async def test_eight_requests_in_the_window_share_their_first_step(start: Start)
 
 async def test_requests_join_while_others_run(start: Start) -> None:
     """A request that comes later does not wait for those that run."""
-    service = await start()
-    long = asyncio.create_task(service.ask(request_of(max_tokens=300)))
-    await asyncio.sleep(0.1)
+    service = await start(Settings())
+    long = service.scheduler.submit(request_of(max_tokens=2000))
+    stream = aiter(long)
+    await anext(stream)
     await service.ask(request_of(max_tokens=2))
-    assert not long.done()
-    await long
+    assert long.result is None
+    assert service.stats()["slots_open"] == 1
+    await _exhaust(stream)
 
 
 async def test_kill_in_mid_stream(start: Start) -> None:
