@@ -3,7 +3,25 @@
 
 #include <math.h>
 
-#include "test.h"
+#include "engine_internal.h"
+
+static const clb_ops* used; /* NULL: generic */
+
+static const clb_ops* used_table(void) { return used == NULL ? clb_ops_table(0) : used; }
+
+void rig_use(const clb_ops* table) { used = table; }
+
+int rig_test_main(int argc, char** argv, const clb_test* tests, size_t count) {
+  int result = 0;
+  for (uint32_t i = 0; clb_ops_table(i) != NULL; ++i) {
+    if (clb_ops_table(i)->supported() == 1) {
+      (void)printf("%s: ", clb_ops_table(i)->name);
+      rig_use(clb_ops_table(i));
+      result |= clb_test_main(argc, argv, tests, count);
+    }
+  }
+  return result;
+}
 
 static clb_layer_desc layer_of(uint32_t index) {
   clb_layer_desc layer = {
@@ -25,12 +43,12 @@ static clb_layer_desc layer_of(uint32_t index) {
 }
 
 static void init_modules(rig* r) {
-  static const char* const names[RIG_MODULES] = {"clb_cpu_generic_fp32", "clb_cpu_generic_fp16",
-                                                 "clb_cpu_generic_bf16"};
+  static const char* const precisions[RIG_MODULES] = {"fp32", "fp16", "bf16"};
   const char* const folder = getenv("CLB_MODULE_DIR");
   for (uint32_t i = 0; i < RIG_MODULES; ++i) {
-    (void)snprintf(r->paths[i], sizeof r->paths[i], "%s/%s.so", folder == NULL ? "." : folder, names[i]);
-    r->modules[i] = (clb_module_ref){names[i], r->paths[i]};
+    (void)snprintf(r->paths[i], sizeof r->paths[i], "%s/clb_cpu_%s_%s.so", folder == NULL ? "." : folder,
+                   used_table()->name, precisions[i]);
+    r->modules[i] = (clb_module_ref){precisions[i], r->paths[i]};
   }
 }
 
@@ -100,6 +118,8 @@ int32_t rig_open(rig* r) {
   if (status != CLB_OK) {
     free(r->config.channel_base);
     r->config.channel_base = NULL;
+  } else {
+    r->engine->ops = used_table();
   }
   return status;
 }

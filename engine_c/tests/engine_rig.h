@@ -11,6 +11,8 @@
 #include <stdint.h>
 
 #include "colibri.h"
+#include "ops.h"
+#include "test.h"
 
 #define RIG_LAYERS 3u
 #define RIG_VOCAB 97u
@@ -45,6 +47,12 @@ typedef struct rig {
   rig_output outputs[RIG_MAX_SLOTS];
   uint32_t hold_records; /* 1: records are popped but never marked as read */
 } rig;
+
+/* Engines opened from now on compute by this instruction set, modules and operations; NULL, as at the start: generic.
+ */
+void rig_use(const clb_ops* table);
+/* All tests once for each instruction set that this machine can run. */
+int rig_test_main(int argc, char** argv, const clb_test* tests, size_t count);
 
 /* Configuration only; tests may bend it before rig_open. */
 void rig_init(rig* r, uint32_t slots);

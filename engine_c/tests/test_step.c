@@ -336,7 +336,33 @@ static void not_finite_values_fail_alone(void) {
   rig_close(r);
 }
 
+/* Every instruction set gives the log-probabilities of the generic one, within 1e-5. */
+static void instruction_sets_agree(void) {
+  clb_request request = rig_request(80, 60, 0);
+  rig* const r = &main_rig;
+  float wanted[60];
+  request.flags = CLB_REQ_PROMPT_LOGPROBS;
+  for (uint32_t i = 0; clb_ops_table(i) != NULL; ++i) {
+    if (clb_ops_table(i)->supported() == 0) {
+      continue;
+    }
+    rig_use(clb_ops_table(i));
+    rig_init(r, 1);
+    r->config.kv_precision = CLB_FP32; /* a half may be rounded the other way */
+    open_rig(r);
+    rig_run_alone(r, 0, &request, 80);
+    for (uint32_t p = 1; p < 60; ++p) {
+      const float logprob = rig_prompt_records(r, 0)[p].logprob;
+      wanted[p] = i == 0 ? logprob : wanted[p];
+      CHECK_NEAR(logprob, wanted[p], 1e-5 * fabs((double)wanted[p]));
+    }
+    rig_close(r);
+  }
+  rig_use(NULL);
+}
+
 int main(int argc, char** argv) {
+  static const clb_test agreement[] = {TEST(instruction_sets_agree)};
   static const clb_test tests[] = {TEST(any_company_gives_the_same_bits),
                                    TEST(prefill_may_be_cut_anywhere),
                                    TEST(short_prompts_share_one_prefill_step),
@@ -347,5 +373,5 @@ int main(int argc, char** argv) {
                                    TEST(prompt_records_equal_generated_ones),
                                    TEST(windows_and_norms_act),
                                    TEST(not_finite_values_fail_alone)};
-  return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+  return rig_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]) | clb_test_main(argc, argv, agreement, 1);
 }

@@ -120,5 +120,5 @@ static void a_missing_cpu_fails_open(void) {
 int main(int argc, char** argv) {
   static const clb_test tests[] = {TEST(threads_change_no_bit), TEST(workers_are_in_the_bill),
                                    TEST(a_missing_cpu_fails_open)};
-  return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
+  return rig_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }
