@@ -9,14 +9,18 @@ static const clb_ops* used; /* NULL: generic */
 
 static const clb_ops* used_table(void) { return used == NULL ? clb_ops_table(0) : used; }
 
-void rig_use(const clb_ops* table) { used = table; }
+const clb_ops* rig_use(const clb_ops* table) {
+  const clb_ops* const before = used;
+  used = table;
+  return before;
+}
 
 int rig_test_main(int argc, char** argv, const clb_test* tests, size_t count) {
   int result = 0;
   for (uint32_t i = 0; clb_ops_table(i) != NULL; ++i) {
     if (clb_ops_table(i)->supported() == 1) {
       (void)printf("%s: ", clb_ops_table(i)->name);
-      rig_use(clb_ops_table(i));
+      (void)rig_use(clb_ops_table(i));
       result |= clb_test_main(argc, argv, tests, count);
     }
   }

@@ -48,9 +48,9 @@ typedef struct rig {
   uint32_t hold_records; /* 1: records are popped but never marked as read */
 } rig;
 
-/* Engines opened from now on compute by this instruction set, modules and operations; NULL, as at the start: generic.
- */
-void rig_use(const clb_ops* table);
+/* Engines opened from now on compute by this instruction set, its modules and operations; NULL, as at the start:
+   generic. Returns what was used before. */
+const clb_ops* rig_use(const clb_ops* table);
 /* All tests once for each instruction set that this machine can run. */
 int rig_test_main(int argc, char** argv, const clb_test* tests, size_t count);
 
