@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 
 import colibrid
 from colibrid.engine.library import Library
 from colibrid.model.convert import convert
 from colibrid.model.pack import Pack, open_pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Commands configure the logs of the process: each test gets them as a new process has them."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers, root.level = handlers, level
 
 
 @pytest.fixture(scope="session")

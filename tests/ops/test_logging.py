@@ -18,17 +18,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def restore() -> Iterator[None]:
-    """Gives back the process-wide logging configuration."""
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    structlog.reset_defaults()
-    root.handlers, root.level = handlers, level
-
-
-@pytest.fixture
-def lines(restore: None) -> Iterator[IO[str]]:
+def lines() -> Iterator[IO[str]]:
     """The reading end of what is logged as JSON."""
     reading, writing = os.pipe()
     configure(LoggingSettings(format="json"), descriptor=writing)
@@ -91,7 +81,7 @@ def test_unread_stderr_never_blocks(lines: IO[str]) -> None:
     assert after["event"] == "after"
 
 
-def test_lost_reader_is_not_an_error(restore: None) -> None:
+def test_lost_reader_is_not_an_error() -> None:
     """A closed pipe ends no one."""
     reading, writing = os.pipe()
     configure(LoggingSettings(format="json"), descriptor=writing)
@@ -100,7 +90,7 @@ def test_lost_reader_is_not_an_error(restore: None) -> None:
     os.close(writing)
 
 
-def test_console_shows_controls_as_escapes(restore: None) -> None:
+def test_console_shows_controls_as_escapes() -> None:
     """The console form keeps an event on its line and never sends escapes to the terminal."""
     reading, writing = os.pipe()
     configure(LoggingSettings(format="console"), descriptor=writing)
