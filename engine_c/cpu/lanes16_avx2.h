@@ -6,6 +6,7 @@
 #ifndef CLB_CPU_LANES16_AVX2_H
 #define CLB_CPU_LANES16_AVX2_H
 
+#include <cpuid.h>
 #include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -23,8 +24,15 @@ typedef struct clb_lanes16 {
   __m256 high;
 } clb_lanes16;
 
+/* F16C is asked of the processor itself: some compilers' __builtin_cpu_supports does not know its name. */
 static inline int32_t clb_isa_supported(void) {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") ? 1 : 0;
+  unsigned int eax = 0;
+  unsigned int ebx = 0;
+  unsigned int ecx = 0;
+  unsigned int edx = 0;
+  const int known = __get_cpuid(1, &eax, &ebx, &ecx, &edx);
+  const int f16c = known != 0 && (ecx & bit_F16C) != 0u;
+  return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1 : 0;
 }
 
 static inline clb_lanes16 clb_lanes16_load(const float* values) {
