@@ -13,6 +13,7 @@
 #ifndef CLB_ATTENTION_CUH
 #define CLB_ATTENTION_CUH
 
+#include "../engine_c/include/colibri.h"
 #include "device.cuh"
 
 #define CLB_ATTEND_THREADS 128u
@@ -21,9 +22,6 @@
 #define CLB_ATTEND_QUERIES 4u /* queries that share one read of K and V */
 #define CLB_NO_SCORE (-1e30f) /* below every score, and finite: differences stay numbers */
 #define CLB_LOG2_E 1.4426950408889634f
-#define CLB_QK_NORM_NONE 0u /* clb_qk_norm of colibri.h */
-#define CLB_QK_NORM_HEAD 1u
-#define CLB_QK_NORM_ROW 2u
 
 /* ------------------------------------------------------------ elements of KV */
 
