@@ -1,6 +1,7 @@
 """An engine without a model, for tests of the scheduler: it answers commands as the C engine would, step by step.
 
-Token number p of a request is (sum of its prompt + seed + p) % vocabulary, so that any mix-up of requests shows.
+Token number p of a request is (sum of its prompt + seed + p) % vocabulary, so that any mix-up of requests shows. With
+masks it is the lowest id that the mask of position p allows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ VOCAB = 1000
 SLOTS = 4
 KV_TOKENS = 400
 RING = 8
+MASK_BYTES = 128
 
 
 def expected_tokens(prompt: Sequence[int], seed: int, count: int) -> list[int]:
@@ -36,6 +38,7 @@ class FakeSlot:
     asked: int = 0
     produced: int = 0
     tail: int = 0
+    allowed: dict[int, int] = field(default_factory=dict)  # output position -> lowest id of its mask
 
 
 @dataclass
@@ -44,6 +47,7 @@ class FakeChannel:
 
     slots: list[FakeSlot] = field(default_factory=lambda: [FakeSlot() for _ in range(SLOTS)])
     blocks: dict[int, SlotRequest] = field(default_factory=dict)
+    masks: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (slot, half) -> what was written last
     commands: list[Command] = field(default_factory=list)
     pushed: list[list[Command]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -55,6 +59,10 @@ class FakeChannel:
     def write_request(self, slot: int, request: SlotRequest) -> None:
         assert self.slots[slot].request is None, "a block is written while the engine owns it"
         self.blocks[slot] = request
+
+    def write_mask(self, slot: int, position: int, mask: bytes) -> None:
+        assert len(mask) == MASK_BYTES
+        self.masks[slot, position % 2] = mask
 
     def push(self, commands: Sequence[Command]) -> bool:
         if self.full:
@@ -114,6 +122,9 @@ class FakeChannel:
             return
         elif command.kind == abi.CommandKind.PREFILL:
             slot.asked = command.start + command.tokens
+        elif command.kind == abi.CommandKind.SET:
+            mask = int.from_bytes(self.masks[command.slot, command.start % 2], "little")
+            slot.allowed[command.start] = (mask & -mask).bit_length() - 1
         else:
             self._event(abi.EventKind.CLOSED, command.slot)
             self._release(command.slot)
@@ -129,6 +140,10 @@ class FakeChannel:
             return
         position = slot.produced
         token = (sum(request.prompt_ids) + request.seed + position) % VOCAB
+        if request.flags & abi.RequestFlag.MASKED:
+            if position not in slot.allowed:
+                return
+            token = slot.allowed.pop(position)
         slot.produced += 1
         flags = abi.Finish.LENGTH if slot.produced == request.max_tokens else 0
         if token in request.stop_ids:

@@ -12,7 +12,7 @@ import msgspec
 
 from colibrid.config.settings import BatchSettings, KvSettings, ModelSettings, Settings
 from colibrid.engine import abi
-from colibrid.engine.channel import Command, DaemonChannel, EngineChannel, SlotRecord, SlotRequest, SlotUsage
+from colibrid.engine.channel import Command, DaemonChannel, EngineChannel, Event, SlotRecord, SlotRequest, SlotUsage
 from colibrid.engine.configure import EngineSetup
 from colibrid.engine.library import KernelModules, Library
 from colibrid.engine.spec import channel_shape, make_spec
@@ -146,7 +146,7 @@ class InProcessEngine:
             while waiting and len(owner) < self.slots:
                 slot = next(slot for slot in range(self.slots) if slot not in owner)
                 owner[slot] = waiting.pop(0)
-                self._start(slot, requests[owner[slot]])
+                self.start(slot, requests[owner[slot]])
             if not owner:
                 self.check()
                 return answers
@@ -158,7 +158,8 @@ class InProcessEngine:
                     del owner[event.slot]
         raise AssertionError(f"requests {sorted(owner.values())} did not end within {TURNS} turns")
 
-    def _start(self, slot: int, request: SlotRequest) -> None:
+    def start(self, slot: int, request: SlotRequest) -> int:
+        """Open a free slot for one request. Returns the generation that it got."""
         self._generation += 1
         self.channel.write_request(slot, msgspec.structs.replace(request, generation=self._generation))
         count = len(request.prompt_ids)
@@ -170,6 +171,22 @@ class InProcessEngine:
         )
         if not pushed:
             raise AssertionError("the command ring is full")
+        return self._generation
+
+    def allow(self, slot: int, generation: int, position: int, tokens: Sequence[int]) -> None:
+        """The mask of one output position: these tokens."""
+        mask = sum(1 << token for token in tokens).to_bytes(self.channel.mask_bytes, "little")
+        self.channel.write_mask(slot, position, mask)
+        self.channel.push([Command(abi.CommandKind.SET, slot, generation, position)])
+
+    def settle(self) -> list[Event]:
+        """Turn until there is nothing to do for now. Returns what happened."""
+        events: list[Event] = []
+        worked = ctypes.c_uint32(1)
+        while worked.value:
+            self._require(self._library.c.clb_engine_turn(self._engine, ctypes.byref(worked)))
+            events += self.channel.pop()
+        return events
 
     def _require(self, status: int, message: str = "") -> None:
         # Not `assert`: this is no test module, so `python -O` would leave it out.

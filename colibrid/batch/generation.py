@@ -26,6 +26,10 @@ class GenerationOwner(Protocol):
         """Its consumer wants no more."""
         ...
 
+    def masked(self, generation: LiveGeneration, position: int, mask: bytes) -> None:
+        """Its consumer allows ids of an output position."""
+        ...
+
     def stopped(self, generation: LiveGeneration) -> None:
         """Its consumer wants no more, but to know what was done."""
         ...
@@ -62,6 +66,8 @@ class LiveGeneration:
         self.received = 0  # records that have arrived
         self.consumed = 0  # records that the consumer has taken
         self.advanced = 0  # records that the engine knows as read
+        self.early_masks: dict[int, bytes] = {}  # submitted before it had a slot, by output position
+        self._masks = 0  # submitted
         self._owner = owner
         self._arrived: list[TokenRecord] = []
         self._error: RequestError | None = None
@@ -113,6 +119,17 @@ class LiveGeneration:
         if not self._ended:
             self._owner.cancelled(self)
             self._end()
+
+    def submit_mask(self, position: int, mask: bytes) -> None:
+        """Allow the ids of the next output position without a mask. See interfaces.Generation."""
+        if self._ended:
+            return
+        if not self.request.masked:
+            raise ValueError("the request was not submitted as masked")
+        if position != self._masks or position > self.received + 1:
+            raise ValueError(f"a mask for output position {position} after {self._masks} masks, {self.received} tokens")
+        self._owner.masked(self, position, mask)
+        self._masks += 1
 
     def stop(self) -> None:
         """The consumer has all that it wants: release the slot; `result` then says what was done, where that is known."""

@@ -8,6 +8,9 @@ Use of one generation::
         generation.result  # set when the loop has ended normally
 
 Leaving the block, breaking out of the loop or cancelling the task releases the slot within one step.
+
+A request with `masked` set generates only what its consumer allows: the token of output position p waits for
+``generation.submit_mask(p, mask)``, and for nothing else; requests without masks never wait for it.
 """
 
 from __future__ import annotations
@@ -38,6 +41,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str  # changes with anything that may change the text for equal request and seed
     memory: MemoryPlan | None = None  # None until the engine was ready once
 
+    @property
+    def mask_bytes(self) -> int:
+        """Size of the masks of Generation.submit_mask: a bit for each token id, in whole words of 32."""
+        return (self.vocab_size + 31) // 32 * 4
+
 
 class Generation(Protocol):
     """One running request."""
@@ -58,6 +66,16 @@ class Generation(Protocol):
     @property
     def result(self) -> GenerateResult | None:
         """None until the iteration has ended normally, or stop() was called."""
+        ...
+
+    def submit_mask(self, position: int, mask: bytes) -> None:
+        """Allow the ids of output position `position` of a masked request: id i iff bit i % 8 of byte i // 8 is set.
+
+        Positions are masked one after another, each once, from submit() on; two masks may be ahead of the records that
+        have been yielded, no more. Ignored when the generation has ended. ValueError if it is another position's turn,
+        the request is not masked, or the mask is not EngineInfo.mask_bytes long. A mask without a 1 in the vocabulary
+        fails the request: no token is left to generate. A consumer that finds no mask in time should cancel.
+        """
         ...
 
     def cancel(self) -> None:

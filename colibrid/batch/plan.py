@@ -35,6 +35,14 @@ class Close(NamedTuple):
     generation: int
 
 
+class Mask(NamedTuple):
+    """An output position of a placed request whose mask is written."""
+
+    slot: int
+    generation: int
+    position: int
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting(Generic[Owner]):
     """A request in the queue."""
@@ -42,6 +50,7 @@ class Waiting(Generic[Owner]):
     owner: Owner
     prompt_tokens: int
     run_tokens: int  # KV tokens that it will reserve
+    masks: tuple[int, ...] = ()  # output positions whose masks are there already
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +64,39 @@ class Placement(Generic[Owner]):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Owner]):
-    """Slots to close and requests to open, to be pushed together."""
+    """Slots to close, requests to open and masks to use, to be pushed together."""
 
     closes: tuple[Close, ...]
     placements: tuple[Placement[Owner], ...]
+    masks: tuple[Mask, ...]
 
     def __bool__(self) -> bool:
-        return bool(self.closes or self.placements)
+        return bool(self.closes or self.placements or self.masks)
 
     def commands(self) -> list[Command]:
-        """Closes, then all opens, then all prefills: the engine reads them at one step boundary."""
+        """Masks, closes, then all opens, then what these want: the engine reads them at one step boundary."""
         return [
+            *(Command(CommandKind.SET, slot, generation, position) for slot, generation, position in self.masks),
             *(Command(CommandKind.CLOSE, slot, generation) for slot, generation in self.closes),
             *(Command(CommandKind.OPEN, place.slot, place.generation) for place in self.placements),
             *(
                 Command(CommandKind.PREFILL, place.slot, place.generation, 0, place.waiting.prompt_tokens)
                 for place in self.placements
             ),
+            *(
+                Command(CommandKind.SET, place.slot, place.generation, position)
+                for place in self.placements
+                for position in place.waiting.masks
+            ),
         ]
 
 
 def make_plan(
-    queue: Iterable[Waiting[Owner]], free: Sequence[FreeSlot], kv_free_tokens: int, closes: Sequence[Close] = ()
+    queue: Iterable[Waiting[Owner]],
+    free: Sequence[FreeSlot],
+    kv_free_tokens: int,
+    closes: Sequence[Close] = (),
+    masks: Sequence[Mask] = (),
 ) -> Plan[Owner]:
     """Place the head of the queue, one after another, while a slot and KV memory are left for it."""
     placements: list[Placement[Owner]] = []
@@ -86,7 +106,7 @@ def make_plan(
             break
         left -= waiting.run_tokens
         placements.append(Placement(waiting, place.slot, place.generation))
-    return Plan(tuple(closes), tuple(placements))
+    return Plan(tuple(closes), tuple(placements), tuple(masks))
 
 
 def reserved_tokens(request: GenerateRequest) -> int:

@@ -43,6 +43,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None  # the same for the prompt
     experts: ExpertPolicy = ExpertPolicy()
     choice: int = 0
+    masked: bool = False  # each output position waits for Generation.submit_mask
 
 
 class TokenRecord(msgspec.Struct, frozen=True):

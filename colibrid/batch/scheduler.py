@@ -19,7 +19,7 @@ import msgspec
 from colibrid.batch.admission import check_request
 from colibrid.batch.fanout import FanOut, Tally
 from colibrid.batch.generation import LiveGeneration, Place
-from colibrid.batch.plan import Close, FreeSlot, Plan, Waiting, make_plan, reserved_tokens
+from colibrid.batch.plan import Close, FreeSlot, Mask, Plan, Waiting, make_plan, reserved_tokens
 from colibrid.batch.request import ExpertPolicy, GenerateRequest
 from colibrid.batch.slots import Slot, SlotTable
 from colibrid.batch.translate import slot_request
@@ -85,6 +85,7 @@ class Scheduler:
         self._slots: SlotTable[LiveGeneration] = SlotTable(info.slots)
         self._queue: deque[LiveGeneration] = deque()
         self._closes: list[Close] = []  # to be pushed
+        self._masks: list[Mask] = []  # to be pushed
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -243,28 +244,38 @@ class Scheduler:
     def _plan(self) -> Plan[LiveGeneration]:
         assert self._info.memory is not None, "an engine that is ready has a memory plan"
         queue = (
-            Waiting(generation, len(generation.request.prompt_ids), reserved_tokens(generation.request))
+            Waiting(
+                generation,
+                len(generation.request.prompt_ids),
+                reserved_tokens(generation.request),
+                tuple(generation.early_masks),
+            )
             for generation in self._queue
         )
         free = [FreeSlot(slot.index, slot.generation + 1) for slot in self._slots.free()]
-        return make_plan(queue, free, self._info.memory.kv_tokens - self._slots.run_tokens, self._closes)
+        left = self._info.memory.kv_tokens - self._slots.run_tokens
+        return make_plan(queue, free, left, self._closes, self._masks)
 
     def _execute(self, session: EngineSession, plan: Plan[LiveGeneration]) -> bool:
         """Write the blocks and push. False, and nothing has changed, if the ring is full."""
         for place in plan.placements:
             block = slot_request(place.waiting.owner.request, place.generation, self._layer_experts)
             session.channel.write_request(place.slot, block)
+            for position, mask in place.waiting.owner.early_masks.items():
+                session.channel.write_mask(place.slot, position, mask)
         if not session.channel.push(plan.commands()):
             return False
         session.wake()
         self._tally.pushes += 1
         self._closes.clear()
+        self._masks.clear()
         now = asyncio.get_running_loop().time()
         for place in plan.placements:
             generation = self._queue.popleft()
             assert generation is place.waiting.owner, "the queue changed while planning"
             self._slots.open(place.slot, place.generation, generation, place.waiting.run_tokens)
             generation.place = Place(place.slot, place.generation)
+            generation.early_masks.clear()
             generation.clock.placed = now
         return True
 
@@ -276,6 +287,18 @@ class Scheduler:
             self._update_idle()
             return
         self._close(generation.place)
+
+    def masked(self, generation: LiveGeneration, position: int, mask: bytes) -> None:
+        """A consumer allows ids: write them down and tell the engine, at once or with the opening."""
+        if len(mask) != self._info.mask_bytes:
+            raise ValueError(f"a mask of {len(mask)} bytes; the vocabulary takes {self._info.mask_bytes}")
+        place, session = generation.place, self._session
+        if place is None or session is None:
+            generation.early_masks[position] = mask
+            return
+        session.channel.write_mask(place.slot, position, mask)
+        self._masks.append(Mask(place.slot, place.generation, position))
+        self._schedule_pump()
 
     def stopped(self, generation: LiveGeneration) -> None:
         """A consumer has all that it wants: as `cancelled`, but a request that runs ends with what is known of it."""
@@ -318,6 +341,7 @@ class Scheduler:
             self._fan_out.take(self._session)
             self._detach()
         self._closes.clear()
+        self._masks.clear()
         for generation in self._slots.release_all():
             self._tally.fail(
                 generation, EngineFaultError(f"the engine failed while it served this request: {reason}; send it again")

@@ -22,6 +22,8 @@ def slot_request(request: GenerateRequest, generation: int, layer_experts: Seque
         flags |= abi.RequestFlag.LOGPROBS
     if request.prompt_logprobs is not None:
         flags |= abi.RequestFlag.PROMPT_LOGPROBS
+    if request.masked:
+        flags |= abi.RequestFlag.MASKED
     return SlotRequest(
         generation=generation,
         seed=sampling.seed,

@@ -206,6 +206,22 @@ class DaemonChannel:
         self._write(start + layout.request_policy, b"".join(_POLICY.pack(*entry) for entry in policy))
         self._write(start, bytes(_request_head(request)))
 
+    @property
+    def mask_bytes(self) -> int:
+        """Bytes of a mask: a bit for each token id, in whole words of 32."""
+        return (self.shape.vocab_size + 31) // 32 * 4
+
+    def write_mask(self, slot: int, position: int, mask: bytes) -> None:
+        """Put the mask for output position `position` into the slot's block, before a SET command tells of it.
+
+        Token id i is allowed iff bit i % 8 of byte i // 8 is set. The block holds the masks of two neighbouring
+        positions: the token two positions before must have arrived. ValueError if the mask has not mask_bytes.
+        """
+        size = self.mask_bytes
+        if len(mask) != size:
+            raise ValueError(f"a mask of {len(mask)} bytes; {self.shape.vocab_size} token ids take {size}")
+        self._write(self._request_offset(slot) + self.layout.request_mask + position % 2 * size, mask)
+
     def push(self, commands: Sequence[Command]) -> bool:
         """Publish all commands or none; False if the ring has no room. The caller then wakes the engine."""
         array_type = abi.Command * len(commands)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from colibrid.batch.generation import LiveGeneration
@@ -30,9 +31,13 @@ class Owner:
     def __init__(self) -> None:
         self.cancels = 0
         self.consumed_up_to = 0
+        self.masks: list[tuple[int, bytes]] = []
 
     def cancelled(self, generation: LiveGeneration) -> None:
         self.cancels += 1
+
+    def masked(self, generation: LiveGeneration, position: int, mask: bytes) -> None:
+        self.masks.append((position, mask))
 
     def consumed(self, generation: LiveGeneration) -> None:
         self.consumed_up_to = generation.consumed
@@ -150,3 +155,26 @@ async def test_a_generation_is_iterated_once(generation: LiveGeneration) -> None
     assert [batch async for batch in generation] == []
     with pytest.raises(RuntimeError):
         aiter(generation)
+
+
+def test_masks_are_for_one_position_after_another(owner: Owner) -> None:
+    """At most two are ahead of the tokens, none is given twice, and an ended generation takes none."""
+    generation = LiveGeneration(msgspec.structs.replace(REQUEST, masked=True), owner, 0.0)
+    generation.submit_mask(0, b"a")
+    for position in (0, 2, -1):
+        with pytest.raises(ValueError, match="after 1 masks, 0 tokens"):
+            generation.submit_mask(position, b"x")
+    generation.submit_mask(1, b"b")
+    with pytest.raises(ValueError, match="after 2 masks, 0 tokens"):
+        generation.submit_mask(2, b"x")
+    generation.add(TokenRecord(1))
+    generation.submit_mask(2, b"c")
+    generation.cancel()
+    generation.submit_mask(3, b"x")
+    assert owner.masks == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def test_a_request_without_masks_takes_none(generation: LiveGeneration) -> None:
+    """A mask that nobody would look at is an error of the caller."""
+    with pytest.raises(ValueError, match="not submitted as masked"):
+        generation.submit_mask(0, b"")

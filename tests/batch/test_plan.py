@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colibrid.batch.plan import Close, FreeSlot, Waiting, make_plan, reserved_tokens
+from colibrid.batch.plan import Close, FreeSlot, Mask, Waiting, make_plan, reserved_tokens
 from colibrid.batch.request import GenerateRequest, Sampling
 from colibrid.engine.abi import CommandKind
 from colibrid.engine.channel import Command
@@ -44,6 +44,23 @@ def test_commands_are_closes_then_opens_then_prefills() -> None:
         Command(CommandKind.PREFILL, 0, 1, 0, 5),
         Command(CommandKind.PREFILL, 1, 4, 0, 6),
     ]
+
+
+def test_masks_follow_the_opening_that_they_belong_to() -> None:
+    """Masks of running slots go down in their order; those of a request that opens come after its opening."""
+    queue = [Waiting("a", 5, 10, (0, 1)), waiting("b", prompt=6)]
+    plan = make_plan(queue, [FreeSlot(0, 1), FreeSlot(1, 4)], 99, [], [Mask(2, 9, 7), Mask(3, 9, 0)])
+    assert plan.commands() == [
+        Command(CommandKind.SET, 2, 9, 7),
+        Command(CommandKind.SET, 3, 9, 0),
+        Command(CommandKind.OPEN, 0, 1),
+        Command(CommandKind.OPEN, 1, 4),
+        Command(CommandKind.PREFILL, 0, 1, 0, 5),
+        Command(CommandKind.PREFILL, 1, 4, 0, 6),
+        Command(CommandKind.SET, 0, 1, 0),
+        Command(CommandKind.SET, 0, 1, 1),
+    ]
+    assert make_plan([], [], 0, [], [Mask(0, 1, 2)])
 
 
 def test_nothing_to_do_is_an_empty_plan() -> None:

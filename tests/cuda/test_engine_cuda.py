@@ -19,7 +19,7 @@ from in_process import Answer, InProcessEngine, ask, crc32c, is_first
 from random_cases import Case, prompts_of
 from random_checkpoints import write_checkpoint
 
-from colibrid.engine import device_cuda
+from colibrid.engine import abi, device_cuda
 from colibrid.errors import ColibridError, EngineError, ModelError
 from colibrid.model.cache import BUNDLED_MODEL
 from colibrid.model.convert import convert
@@ -165,6 +165,25 @@ def test_company_changes_nothing(device: Device, tiny: Path, sampled: bool) -> N
         alone = alone or answer
         assert answer.records == alone.records
         assert answer.prompt[1:] == alone.prompt[1:]
+
+
+def test_masks_are_waited_for_by_their_slot_alone(device: Device, tiny: Path) -> None:
+    """Each token of a masked slot is the likeliest that its mask allows, when the mask is there; others go on."""
+    prompt = _prompts(CASES[0])[1]
+    free, masked = ask(prompt, NEW_TOKENS), ask(prompt, 3, top=ALL)
+    masked = msgspec.structs.replace(masked, flags=masked.flags | abi.RequestFlag.MASKED)
+    with InProcessEngine(tiny, slots=2, kv="fp16", max_seq_len=64, device=device, **SMALL) as engine:
+        generation = engine.start(0, masked)
+        engine.start(1, free)
+        tokens = [event for event in engine.settle() if event.kind == abi.EventKind.TOKEN]
+        assert [event.slot for event in tokens] == [1] * NEW_TOKENS
+        for position, allowed in enumerate(([3, 17, 9], [5], [0, 1, 2, 19])):
+            engine.allow(0, generation, position, allowed)
+            (event,) = engine.settle()
+            likeliest = dict(engine.channel.record(0, event.record).top)
+            assert (event.slot, event.position) == (0, position)
+            assert event.token == max(allowed, key=lambda token: likeliest[token])
+        engine.check()
 
 
 def test_dummy_weights_are_those_of_the_cpu(device: Device, tmp_path: Path) -> None:

@@ -178,6 +178,37 @@ def test_a_full_ring_pauses_its_slot_only(pair: Pair) -> None:
     assert pair.daemon.advance(0, ring, ring + 5) is False
 
 
+def test_a_masked_slot_waits_for_its_masks_alone(pair: Pair) -> None:
+    """Each position takes its own mask; a neighbour runs to its end meanwhile."""
+    flags = abi.RequestFlag.MASKED
+    pair.start(0, SlotRequest(generation=1, seed=0, prompt_ids=PROMPT, max_tokens=4, flags=flags))
+    pair.start(1, SlotRequest(generation=1, seed=0, prompt_ids=PROMPT, max_tokens=9))
+    assert sum(event.slot == 1 and event.kind == abi.EventKind.TOKEN for event in pair.run()) == 9
+    for position, token in enumerate((0, 31, 32, 777)):
+        mask = bytearray(pair.daemon.mask_bytes)
+        mask[token // 8] |= 1 << token % 8
+        pair.daemon.write_mask(0, position, bytes(mask))
+        assert pair.daemon.push([Command(abi.CommandKind.SET, 0, 1, position)])
+        assert [event.token for event in pair.run()] == [token]
+
+
+def test_a_mask_fills_its_place_and_no_more(library: Library) -> None:
+    """Masks of both halves lie side by side; another size is refused and writes nothing."""
+    channel = DaemonChannel(library, shape(vocab_size=65))
+    start, end = channel.layout.requests, channel.layout.results
+    before = channel._map.bytes[start:end]
+    for size in (0, 8, 16):
+        with pytest.raises(ValueError, match="65 token ids take 12"):
+            channel.write_mask(0, 0, bytes(size))
+    assert channel._map.bytes[start:end] == before
+    channel.write_mask(0, 6, b"\x01" * 12)
+    channel.write_mask(0, 7, b"\x02" * 12)
+    place = start + channel.layout.request_mask
+    assert channel._map.bytes[place : place + 24] == b"\x01" * 12 + b"\x02" * 12
+    assert sum(channel._map.bytes[start:end]) == sum(before) + 12 + 24
+    channel.close()
+
+
 def test_stats_and_phase_are_the_engines(pair: Pair) -> None:
     """Counters in the header move with the work, and nothing was allocated after open."""
     phase, stats = pair.daemon.stats()
