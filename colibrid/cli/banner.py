@@ -29,6 +29,7 @@ def banner(info: EngineInfo, precision: str, memory: MemoryPlan, url: str, *, ne
     """The lines about one served model."""
     experts = f", {info.experts_per_token} experts a token" if info.experts_per_token else ""
     curl = ["curl", "-s", f"{url}/v1/chat/completions", "-H", "content-type: application/json"]
+    total, *parts = memory_lines(memory)
     key = [] if not needs_key else ["-H", "authorization: Bearer YOUR_KEY"]
     return [
         f"colibrid {__version__}",
@@ -36,16 +37,24 @@ def banner(info: EngineInfo, precision: str, memory: MemoryPlan, url: str, *, ne
         f"  device   {info.device}",
         f"  slots    {info.slots}",
         f"  context  {info.max_seq_len} tokens",
-        f"  memory   {memory_bill(memory)}",
+        f"  memory   {total}",
+        *(f"         {line}" for line in parts),
         f"  url      {url}/v1",
         f"  try      {shlex.join([*curl, *key, '-d', _EXAMPLE])}",
     ]
 
 
-def memory_bill(plan: MemoryPlan) -> str:
-    """Give one line of text such as `306 MiB = weights 26 MiB + kv 256 MiB + ...`."""
-    parts = (("weights", plan.weights), ("kv", plan.kv), ("temp", plan.temp), ("engine", plan.host))
-    return f"{format_bytes(plan.total)} = " + " + ".join(f"{name} {format_bytes(size)}" for name, size in parts)
+def memory_lines(plan: MemoryPlan) -> list[str]:
+    """The bill: the sum, then a line a part."""
+    notes = {"kv runs": f"{plan.kv_tokens} tokens"}
+    if plan.dispatch:
+        notes["workspace"] = f"of which {format_bytes(plan.dispatch)} for experts, partials of (token, rank) included"
+    if plan.graphs:
+        notes["graphs"] = "at most"
+    if plan.pinned:
+        notes["engine"] = f"on the host, {format_bytes(plan.pinned)} of it page-locked"
+    rows = ((name, format_bytes(size), notes.get(name, "")) for name, size in plan.parts())
+    return [format_bytes(plan.total), *(f"  {name:<10} {size:>10}  {note}".rstrip() for name, size, note in rows)]
 
 
 def ready_line(total_ms: float, phases: Mapping[str, float]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from colibrid.cli.banner import memory_bill
+from colibrid.cli.banner import memory_lines
 from colibrid.cli.footprint import Footprint, footprint
 from colibrid.cli.models import resolve_model
 from colibrid.cli.options import engine_options, load_settings
@@ -77,11 +77,12 @@ def _lines(
             yield f"    {name:<15} {format_bytes(size):>10}  {100 * size / parts.total:5.1f} %"
     if parts.expert_count:
         yield f"  experts     {parts.expert_count} of {format_bytes(int(parts.mean_expert))} each"
-    yield f"  memory      {memory_bill(plan)}"
+    total, *rows = memory_lines(plan)
     yield (
-        f"              for {spec.slots} slots of {spec.max_seq_len} tokens; KV {plan.kv_bytes_per_token} bytes a "
-        f"token ({spec.kv_precision}), room for {plan.kv_tokens} tokens"
+        f"  memory      {total} for {spec.slots} slots of {spec.max_seq_len} tokens; KV {plan.kv_bytes_per_token} bytes a "
+        f"token ({spec.kv_precision})"
     )
+    yield from (f"  {row}" for row in rows)
     for warning in warnings:
         yield f"  warning     {warning}"
 

@@ -30,11 +30,11 @@ _SERVER = {
     "slots": ("batch.slots", ("--max-batch-size",), "N", "Requests computed together, at most 64."),
 }
 _ENGINE = {
-    "device": ("engine.device", ("--device",), "DEVICE", "auto, cpu or cuda; this version serves from the CPU."),
+    "device": ("engine.device", ("--device",), "DEVICE", "auto, cpu or cuda; auto: the GPU if it can serve."),
     "experts": ("experts.per_token", ("--expert-capacity",), "K", "Experts that a token may use."),
     "seq_len": ("model.max_seq_len", ("--max-seq-len", "--max-model-len"), "TOKENS", "Prompt + output of a request."),
     "fraction": (
-        "memory.device_fraction",
+        "memory.gpu_fraction",
         ("--gpu-memory-utilization",),
         "FRACTION",
         "The most of the device's memory to use (CPU: of the available RAM).",

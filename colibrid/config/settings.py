@@ -66,6 +66,7 @@ class ExpertsSettings(_Section, frozen=True, kw_only=True):
     per_token: Annotated[int, Meta(ge=1, le=16)] | None = None  # none: the model's own k
     threshold: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     max_tokens_per_expert: PositiveInt | None = None  # none: nothing is ever dropped
+    swap_slots: Annotated[int, Meta(ge=0, le=64)] = 0  # room for experts that replace others while serving
 
 
 class TierSettings(_Section, frozen=True, kw_only=True):
@@ -82,7 +83,7 @@ class TiersSettings(_Section, frozen=True, kw_only=True):
 
 class MemorySettings(_Section, frozen=True, kw_only=True):
     tiers: TiersSettings = TiersSettings()
-    device_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.9  # --gpu-memory-utilization; CPU: of the available RAM
+    gpu_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.9  # --gpu-memory-utilization; CPU: of the available RAM
     kv_tokens: PositiveInt | None = None  # tokens of the KV cache; none: tiers.kv.bytes
 
 

@@ -423,6 +423,8 @@ class EngineConfig(ctypes.Structure):
         ("threads", c_uint32),
         ("weights", c_uint32),
         ("dummy_seed", c_uint64),
+        ("swap_slots", c_uint32),
+        ("reserved", c_uint32),
         ("tier_weights", TierConfig),
         ("tier_kv", TierConfig),
         ("tier_temp", TierConfig),
@@ -453,6 +455,8 @@ class MemoryPlan(ctypes.Structure):
             "total",
             "arena",
             "pinned",
+            "swap",
+            "graphs",
         )
     ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from colibrid.config.sizes import format_bytes
 from colibrid.engine import abi
 from colibrid.engine.library import InstallError
-from colibrid.engine.spec import EngineSpec, TierSpec, channel_shape
+from colibrid.engine.spec import EngineSpec, TierSpec, channel_shape, run_tokens
 from colibrid.engine.state import MemoryPlan
 from colibrid.engine.tables import ModelTables
 from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
@@ -47,6 +47,7 @@ class EngineSetup:
             threads=spec.threads,
             weights=abi.Weights[spec.weights.upper()],
             dummy_seed=spec.dummy_seed,
+            swap_slots=spec.swap_slots,
             tier_weights=_tier(spec.tier_weights),
             tier_kv=_tier(spec.tier_kv),
             tier_temp=_tier(spec.tier_temp),
@@ -73,48 +74,59 @@ class EngineSetup:
     def fit(self, available: int) -> MemoryPlan:
         """Size an automatic KV tier for a host with `available` bytes, and return the bill.
 
-        ConfigError if even so the engine would take more than memory.device_fraction of it.
+        ConfigError if even so the engine would take more than memory.gpu_fraction of it.
         """
         plan = self.plan()
         if self.config.tier_kv.bytes == 0:
             page = self._spec.tier_kv.page_bytes
-            share = min(KV_SHARE_OF_HOST, self._spec.device_fraction)
+            share = min(KV_SHARE_OF_HOST, self._spec.gpu_fraction)
             budget = max(int(available * share) // page * page, page)
             if plan.kv > budget:
                 self.config.tier_kv.bytes = budget
                 plan = self.plan()
-        limit = int(available * self._spec.device_fraction)
-        if plan.total > limit:
-            raise ConfigError(
-                f"the engine needs {format_bytes(plan.total)} (weights {format_bytes(plan.weights)}, "
-                f"kv {format_bytes(plan.kv)}, temp {format_bytes(plan.temp)}), but {format_bytes(limit)} is "
-                f"memory.device_fraction {self._spec.device_fraction} of the available {format_bytes(available)}; "
-                "lower batch.slots, model.max_seq_len or memory.tiers.kv.bytes, or use a smaller model"
-            )
+        self._require(plan, plan.total, available, "memory", "the available")
         return plan
 
     def fit_gpu(self, free: int) -> MemoryPlan:
         """Size an automatic KV tier for a GPU with `free` bytes, and return the bill.
 
-        What memory.device_fraction leaves is for the driver's own needs, step graphs among them. ConfigError if even
-        with the smallest KV tier the arena would take more.
+        ConfigError if even with the smallest KV tier arena and graphs would take more than memory.gpu_fraction of it.
         """
         plan = self.plan()
-        limit = int(free * self._spec.device_fraction)
+        limit = int(free * self._spec.gpu_fraction)
         page = self._spec.tier_kv.page_bytes
-        budget = (limit - plan.arena + plan.kv) // page * page
-        if self.config.tier_kv.bytes == 0 and plan.arena > limit and budget > 0:
+        needed = plan.arena + plan.graphs
+        budget = (limit - needed + plan.kv) // page * page
+        if self.config.tier_kv.bytes == 0 and needed > limit and budget >= self._one_request(plan):
             self.config.tier_kv.bytes = budget
             plan = self.plan()
-        if plan.arena > limit:
-            raise ConfigError(
-                f"the engine needs {format_bytes(plan.arena)} of GPU memory (weights {format_bytes(plan.weights)}, "
-                f"kv {format_bytes(plan.kv)}, temp {format_bytes(plan.temp)}), but {format_bytes(limit)} is "
-                f"memory.device_fraction {self._spec.device_fraction} of the free {format_bytes(free)}; "
-                "lower batch.slots, batch.prefill_tokens, model.max_seq_len or memory.kv_tokens, use a smaller model, "
-                "or stop other programs that use this GPU"
-            )
+        self._require(plan, plan.arena + plan.graphs, free, "GPU memory", "the free")
         return plan
+
+    def _one_request(self, plan: MemoryPlan) -> int:
+        """Bytes of the shortest KV run: a tier that holds less serves nothing."""
+        page = self._spec.tier_kv.page_bytes
+        return -(-run_tokens(1) * plan.kv_bytes_per_token // page) * page
+
+    def _require(self, plan: MemoryPlan, needed: int, given: int, kind: str, whose: str) -> None:
+        """ConfigError iff more is needed than the fraction of what is given; it says what would fit."""
+        limit = int(given * self._spec.gpu_fraction)
+        if needed <= limit:
+            return
+        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.parts())
+        page = self._spec.tier_kv.page_bytes
+        left = (limit - needed + plan.kv) // page * page // plan.kv_bytes_per_token
+        if left >= run_tokens(1):
+            hint = f"memory.kv_tokens: {left} would fit; set it"
+        elif plan.weights > limit:
+            hint = "the weights alone are more; use a smaller model"
+        else:
+            hint = "lower batch.prefill_tokens, batch.slots or experts.swap_slots, use a smaller model"
+        raise ConfigError(
+            f"the engine needs {format_bytes(needed)} of {kind} ({parts}), but {format_bytes(limit)} is "
+            f"memory.gpu_fraction {self._spec.gpu_fraction} of {whose} {format_bytes(given)}; {hint}, "
+            "or stop other programs that use this memory"
+        )
 
     def use_device(self, device: abi.DeviceDesc) -> None:
         """The accelerator to open, or to plan for; must stay valid until the engine is closed."""

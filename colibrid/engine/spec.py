@@ -45,12 +45,13 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_tokens_per_expert: int  # 0 = none
     weights: Literal["files", "dummy"]
     dummy_seed: int
-    device_fraction: float
+    gpu_fraction: float
     threads: int
     cpus: tuple[int, ...]  # one for each thread; empty: the system decides
     tier_weights: TierSpec
     tier_kv: TierSpec
     tier_temp: TierSpec
+    swap_slots: int = 0
     kv_tokens: int = 0  # of the KV tier; 0: what tier_kv says
 
 
@@ -95,12 +96,13 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
         max_tokens_per_expert=settings.experts.max_tokens_per_expert or 0,
         weights=settings.model.weights,
         dummy_seed=settings.model.dummy_seed,
-        device_fraction=settings.memory.device_fraction,
+        gpu_fraction=settings.memory.gpu_fraction,
         threads=threads,
         cpus=cpus.pins(threads),
         tier_weights=_tier("weights", tiers.weights, 2 * _MIB),
         tier_kv=_tier("kv", tiers.kv, 64 * _KIB),
         tier_temp=_tier("temp", tiers.temp, 4 * _KIB),
+        swap_slots=settings.experts.swap_slots,
         kv_tokens=settings.memory.kv_tokens or 0,
     )
 

@@ -17,11 +17,25 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int
     kv_tokens: int  # tokens that the KV tier holds
     temp: int
-    dispatch: int  # part of temp
+    dispatch: int  # part of temp: activations of experts, partial results of (token, rank)
     host: int
-    total: int  # weights + kv + temp + host
-    arena: int = 0  # device memory: weights, kv and temp; 0 on the CPU
+    total: int  # weights + swap + kv + temp + graphs + host
+    arena: int = 0  # device memory: weights, swap, kv and temp; 0 on the CPU
     pinned: int = 0  # part of host: page-locked
+    swap: int = 0  # blocks for experts that replace others
+    graphs: int = 0  # device memory beside the arena
+
+    def parts(self) -> list[tuple[str, int]]:
+        """What the memory is for, in the order of the arena; parts of no bytes are left out."""
+        named = (
+            ("weights", self.weights),
+            ("swap slots", self.swap),
+            ("kv runs", self.kv),
+            ("workspace", self.temp),
+            ("graphs", self.graphs),
+            ("engine", self.host),
+        )
+        return [(name, size) for name, size in named if size]
 
 
 class StartTimings(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
 from colibrid.model.pack import open_pack
 
 if TYPE_CHECKING:
+    from colibrid.engine.device_cuda import CudaDevice
     from colibrid.engine.spec import EngineSpec
     from colibrid.engine.state import MemoryPlan
 
@@ -124,16 +125,13 @@ def _open_engine(
     pack_ms = _since(started)
     channel = EngineChannel(library, channel_fd, message.channel)
     stack.callback(channel.close)
-    plan, device = _take_device(sock, setup, spec, channel, stack)
+    plan, gpu = _take_device(sock, setup, spec, channel, stack)
+    _log(sock, "memory_plan", **{name.replace(" ", "_"): size for name, size in plan.parts()}, total=plan.total)
     wanted = spec.slots * spec.max_seq_len
     if plan.kv_tokens < wanted:
-        limited = control.Log(
-            level="info",
-            event="kv_memory_limited",
-            fields={"kv_tokens": plan.kv_tokens, "all_slots_at_full_length": wanted},
-        )
-        control.send(sock, limited)
+        _log(sock, "kv_memory_limited", kv_tokens=plan.kv_tokens, all_slots_at_full_length=wanted)
     started = time.monotonic()
+    free = 0 if gpu is None else gpu.free_bytes()
     with KernelModules() as modules:
         setup.use_modules(modules.names, modules.paths)
         setup.config.command_fd = command_fd
@@ -141,6 +139,10 @@ def _open_engine(
         setup.config.channel_base = channel.base
         setup.config.channel_bytes = channel.size
         engine = _open(library, setup, spec.pack_dir if spec.weights == "files" else None)
+    device = device_name(spec)
+    if gpu is not None:
+        device = f"cuda, {gpu.info.name}"
+        _log(sock, "gpu_memory", beside_the_arena=free - gpu.free_bytes(), planned=plan.graphs, free=gpu.free_bytes())
     ready = control.Ready(memory=plan, device=device, pack_ms=pack_ms, open_ms=_since(started))
     control.send(sock, ready)
     return engine
@@ -148,10 +150,10 @@ def _open_engine(
 
 def _take_device(
     sock: socket.socket, setup: EngineSetup, spec: EngineSpec, channel: EngineChannel, stack: ExitStack
-) -> tuple[MemoryPlan, str]:
-    """The engine's memory bill on the device that the spec names, and the device for people."""
+) -> tuple[MemoryPlan, CudaDevice | None]:
+    """The engine's memory bill on the device that the spec names, and the device unless it is the CPU."""
     if spec.device == "cpu":
-        return setup.fit(available_bytes()), device_name(spec)
+        return setup.fit(available_bytes()), None
     # Imported here: a CPU engine does without.
     from colibrid.engine.gpu import attach_gpu  # noqa: PLC0415
 
@@ -162,7 +164,11 @@ def _take_device(
         gpu = attach_gpu(setup, channel, stack, warn=warn)
     except DeviceError as error:
         raise ConfigError(str(error)) from error
-    return gpu.plan, f"cuda, {gpu.device.info.name}"
+    return gpu.plan, gpu.device
+
+
+def _log(sock: socket.socket, event: str, **fields: int) -> None:
+    control.send(sock, control.Log(level="info", event=event, fields=dict(fields)))
 
 
 def _open(library: Library, setup: EngineSetup, pack_dir: str | None) -> ctypes.c_void_p:

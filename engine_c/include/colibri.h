@@ -57,6 +57,7 @@ extern "C" {
 #define CLB_MAX_LAYERS 256u
 #define CLB_MAX_EXPERTS 512u /* per layer */
 #define CLB_MAX_EXPERTS_PER_TOKEN 16u
+#define CLB_MAX_SWAP_SLOTS 64u
 #define CLB_MAX_TOP_LOGPROBS 20u
 #define CLB_MAX_BIAS 1024u   /* logit_bias entries of one request */
 #define CLB_MAX_STOP_IDS 64u /* stop token ids of one request, the model's own included */
@@ -461,6 +462,9 @@ typedef struct clb_engine_config {
   uint32_t threads;               /* that compute, the caller's own included: 1 .. CLB_MAX_THREADS */
   uint32_t weights;               /* clb_weights */
   uint64_t dummy_seed;
+  uint32_t
+      swap_slots; /* blocks of the largest expert that stay free, for experts to be replaced: 0 .. CLB_MAX_SWAP_SLOTS */
+  uint32_t reserved;
   clb_tier_config tier_weights;
   clb_tier_config tier_kv;
   clb_tier_config tier_temp;
@@ -476,19 +480,21 @@ typedef struct clb_engine_config {
   const uint32_t* cpus;          /* (threads): the CPU of each, the caller's own first; NULL: the system decides */
 } clb_engine_config;
 
-/* The memory bill, bytes. total = weights + kv + temp + host. On a device weights, kv and temp lie in its arena, and
-   host holds the page-locked memory. */
+/* The memory bill, bytes. total = weights + swap + kv + temp + graphs + host. On a device weights, swap, kv and temp
+   lie in its arena, graphs beside it, and host holds the page-locked memory. */
 typedef struct clb_memory_plan {
   uint64_t weights;
   uint64_t kv;
   uint64_t kv_bytes_per_token;
   uint64_t kv_tokens; /* tokens that the KV tier holds */
   uint64_t temp;
-  uint64_t dispatch; /* part of temp: expert dispatch buffers */
+  uint64_t dispatch; /* part of temp: what experts read and write, partial results of (token, rank) included */
   uint64_t host;     /* engine structures */
   uint64_t total;
   uint64_t arena;  /* device memory to give to open; 0 on the CPU */
   uint64_t pinned; /* part of host: page-locked memory to give to open */
+  uint64_t swap;   /* swap_slots blocks of the largest expert */
+  uint64_t graphs; /* device memory that the driver takes for the steps' graphs, at most; 0 on the CPU */
 } clb_memory_plan;
 
 typedef struct clb_engine clb_engine;

@@ -23,6 +23,9 @@ static int32_t plan_weights(const clb_engine_config* config, clb_sizes* sizes, c
     sizes->loader.host_bytes = clb_table_bytes(model);
     sizes->loader.read_bytes = sizes->loader.weights_bytes;
   }
+  if (status == CLB_OK) {
+    sizes->swap_bytes = config->swap_slots * clb_largest_expert_bytes(model, CLB_LAYOUT_MMA);
+  }
   return status;
 }
 
@@ -36,6 +39,7 @@ static int32_t plan_memory(const clb_engine_config* config, clb_sizes* sizes, cl
     return status;
   }
   const clb_cuda_extents extents = {.weights_bytes = sizes->loader.weights_bytes,
+                                    .swap_bytes = sizes->swap_bytes,
                                     .kv_bytes = sizes->kv_tier,
                                     .slot_memory_bytes = sizes->slot_bytes,
                                     .k_max = sizes->k_max,
@@ -43,8 +47,10 @@ static int32_t plan_memory(const clb_engine_config* config, clb_sizes* sizes, cl
                                     .expert_width = sizes->expert_width,
                                     .shared_width = sizes->shared_width};
   clb_cuda_plan(config, &extents, &sizes->cuda);
-  sizes->weights_tier = sizes->cuda.kv; /* with the expert tables */
+  sizes->weights_tier = sizes->cuda.swap; /* with the expert tables */
+  sizes->swap_bytes = sizes->cuda.kv - sizes->cuda.swap;
   sizes->temp_tier = sizes->cuda.step_bytes;
+  sizes->dispatch.bytes = sizes->cuda.dispatch_bytes;
   /* clb_cuda | rows of a prefill step | rows of prompt items */
   sizes->backend_bytes = clb_align_up(sizeof(struct clb_cuda), HOST_ALIGNMENT) + rows_bytes(sizes) +
                          (uint64_t)sizes->step_tokens * sizeof(uint32_t);

@@ -38,6 +38,14 @@ uint32_t clb_cuda_prefill_bucket(uint32_t rows, uint32_t max_rows) {
   return bucket;
 }
 
+static uint32_t graph_count(const clb_engine_config* config, uint32_t max_rows) {
+  uint32_t count = clb_cuda_decode_bucket(config->channel.slots) + 1u;
+  for (uint32_t bucket = 0; clb_cuda_prefill_rows(bucket, max_rows) != 0u; ++bucket) {
+    ++count;
+  }
+  return count;
+}
+
 /* ------------------------------------------------------------------ checks */
 
 static int32_t refuse_size(clb_error* error, const char* what, uint32_t value) {
@@ -170,10 +178,12 @@ static void plan_ffn(const clb_model_desc* model, const clb_cuda_extents* extent
   at->bucket_offsets = take(end, (experts + 1u) * sizeof(uint32_t));
   at->bucket_tokens = take(end, places * sizeof(uint32_t));
   at->bucket_places = take(end, places * sizeof(uint32_t));
+  const uint64_t first = *end;
   at->activation = take(end, places * extents->expert_width * sizeof(uint32_t));
   at->shared_activation = take(end, rows * extents->shared_width * sizeof(uint32_t));
   at->expert_partial = take(end, places * hidden * sizeof(float));
   at->shared_partial = take(end, extents->shared_width == 0u ? 0u : rows * hidden * sizeof(float));
+  at->dispatch_bytes = *end - first;
 }
 
 static void plan_outputs(const clb_model_desc* model, clb_cuda_layout* at, uint64_t* end) {
@@ -214,6 +224,7 @@ void clb_cuda_plan(const clb_engine_config* config, const clb_cuda_extents* exte
   at->table_bytes = table_rows(config->model) * sizeof(clb_expert_weights);
   at->weights = take(&end, extents->weights_bytes);
   at->expert_tables = take(&end, at->table_bytes);
+  at->swap = take(&end, extents->swap_bytes);
   at->kv = take(&end, extents->kv_bytes);
   const uint64_t first = end;
   plan_state(config, at, &end);
@@ -222,5 +233,7 @@ void clb_cuda_plan(const clb_engine_config* config, const clb_cuda_extents* exte
   plan_outputs(config->model, at, &end);
   at->step_bytes = end - first;
   at->arena_bytes = end;
+  at->graph_bytes =
+      (uint64_t)graph_count(config, at->max_rows) * clb_cuda_step_nodes(config->model->layers) * CLB_CUDA_NODE_BYTES;
   plan_pinned(config, extents, at);
 }

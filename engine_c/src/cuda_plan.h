@@ -1,7 +1,7 @@
 /*
  * cuda_plan.h: where everything lies in the device's arena and in page-locked memory, computed before anything loads.
  *
- *   arena    | weights | expert tables | KV tier | state of the slots | rows | buffers of a step |
+ *   arena    | weights | expert tables | swap slots | KV tier | state of the slots | rows | buffers of a step |
  *   pinned   | mailbox | slots as the device has them | stages of steps | prompt items | usage | slot memory | load |
  *
  * Letters as in kernels_cu/abi.h and docs/decisions/0004-cuda-engine.md, which draws the parts. Offsets are in bytes
@@ -19,6 +19,10 @@
 #define CLB_CUDA_PREFILL_BUCKETS 12u /* rows 64, 128, 256, ... and prefill_tokens */
 #define CLB_CUDA_STAGES CLB_MAILBOX_STEPS
 #define CLB_CUDA_LOAD_BUFFERS 2u
+/* Nodes of a step's graph at most, and what the driver keeps of each on the device (bench/results: measured). */
+#define CLB_CUDA_LAYER_NODES 16u
+#define CLB_CUDA_STEP_NODES 8u
+#define CLB_CUDA_NODE_BYTES 8192u
 
 /* What changes from step to step and is copied in before it; a decode step copies `list` alone, a prefill step the
    rest in one piece. The rows themselves (row_count of clb_row) lie behind it. */
@@ -35,6 +39,7 @@ typedef struct clb_cuda_layout {
   /* arena */
   uint64_t weights;
   uint64_t expert_tables; /* clb_expert_weights (sum over layers of experts + 1): the shared expert last */
+  uint64_t swap;          /* blocks for experts that replace others */
   uint64_t kv;
   uint64_t list;          /* clb_slot_list */
   uint64_t slots;         /* clb_device_slot (N) */
@@ -93,7 +98,9 @@ typedef struct clb_cuda_layout {
 
   uint64_t stage_list_bytes;
   uint64_t stage_rows_bytes;
-  uint64_t step_bytes; /* of the arena: all but weights, tables and KV */
+  uint64_t step_bytes;     /* of the arena: all but weights, tables, swap slots and KV */
+  uint64_t dispatch_bytes; /* part of it: activations and partial results of experts */
+  uint64_t graph_bytes;    /* beside the arena */
   uint64_t table_bytes;
   uint32_t max_rows; /* R */
   uint32_t reserved;
@@ -102,6 +109,7 @@ typedef struct clb_cuda_layout {
 /* What the plan needs to know of the model beyond its description; from clb_sizes. */
 typedef struct clb_cuda_extents {
   uint64_t weights_bytes;
+  uint64_t swap_bytes;
   uint64_t kv_bytes; /* whole pages */
   uint64_t slot_memory_bytes;
   uint32_t k_max;
@@ -114,6 +122,11 @@ typedef struct clb_cuda_extents {
 int32_t clb_cuda_model_check(const clb_engine_config* config, clb_error* error);
 
 void clb_cuda_plan(const clb_engine_config* config, const clb_cuda_extents* extents, clb_cuda_layout* layout);
+
+/* The most nodes that the graph of a step has. */
+static inline uint32_t clb_cuda_step_nodes(uint32_t layers) {
+  return layers * CLB_CUDA_LAYER_NODES + CLB_CUDA_STEP_NODES;
+}
 
 /* Rows of a bucket: decode steps by index below CLB_CUDA_DECODE_BUCKETS; prefill steps of at most `max_rows` rows,
    where the last bucket is max_rows itself. 0: there is no such bucket. */

@@ -22,12 +22,13 @@ typedef struct builder {
   uint32_t rows;      /* of the bucket */
   uint64_t row_count; /* device address of how many of them there are */
   uint32_t edge;      /* of the next launch */
+  uint32_t nodes;     /* launched so far */
   int32_t status;     /* the first failure; then nothing more is launched */
 } builder;
 
 /* row_count: offset of the step's count of rows in device memory. */
 static builder begin(clb_engine* engine, uint32_t rows, uint64_t row_count) {
-  return (builder){engine, engine->cuda, rows, clb_cuda_at(engine->cuda, row_count), CLB_EDGE_FULL, CLB_OK};
+  return (builder){engine, engine->cuda, rows, clb_cuda_at(engine->cuda, row_count), CLB_EDGE_FULL, 0u, CLB_OK};
 }
 
 static void launch(builder* b, uint32_t kernel, const void* args, const uint32_t grid[3], uint32_t threads,
@@ -43,6 +44,8 @@ static void launch(builder* b, uint32_t kernel, const void* args, const uint32_t
                                .edge = b->edge};
   b->status = b->cuda->driver.launch(&b->cuda->driver, b->cuda->device.stream, &launched);
   b->edge = CLB_EDGE_PROGRAMMATIC;
+  ++b->nodes;
+  CLB_ASSERT(b->nodes <= clb_cuda_step_nodes(b->engine->model.layers));
 }
 
 static uint32_t divide_up(uint32_t value, uint32_t by) { return (value + by - 1u) / by; }

@@ -71,6 +71,10 @@ static int32_t check_values(const clb_engine_config* config, clb_error* error) {
   if (config->weights > CLB_WEIGHTS_DUMMY) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "weights is %u, must be 0 (files) or 1 (dummy)", config->weights);
   }
+  if (config->swap_slots > CLB_MAX_SWAP_SLOTS) {
+    return clb_fail(error, CLB_ERR_ARGUMENT, "swap_slots is %u, must be from 0 to %u", config->swap_slots,
+                    CLB_MAX_SWAP_SLOTS);
+  }
   if (config->module_count > CLB_MAX_MODULES) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "module_count is %u, at most %u fit", config->module_count,
                     CLB_MAX_MODULES);
@@ -177,8 +181,9 @@ static int32_t compute_tiers(const clb_engine_config* config, clb_sizes* sizes, 
   const uint64_t temp = clb_pool_round(sizes->step_bytes, temp_page) + clb_pool_round(sizes->slot_bytes, temp_page) +
                         clb_pool_round(sizes->dispatch.bytes, temp_page) +
                         clb_pool_round(sizes->stack_bytes, temp_page);
+  const uint64_t weights = clb_pool_round(sizes->loader.weights_bytes, config->tier_weights.page_bytes);
   int32_t status =
-      tier_bytes(&config->tier_weights, "weights", sizes->loader.weights_bytes, &sizes->weights_tier, error);
+      tier_bytes(&config->tier_weights, "weights", weights + sizes->swap_bytes, &sizes->weights_tier, error);
   status = status != CLB_OK ? status : clb_plan_kv(config, sizes, error);
   return status != CLB_OK ? status : tier_bytes(&config->tier_temp, "temp", temp, &sizes->temp_tier, error);
 }
@@ -220,7 +225,12 @@ static int32_t compute_dispatch(clb_sizes* sizes, uint32_t hidden, clb_error* er
 }
 
 int32_t clb_plan_weights_cpu(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
-  return clb_loader_plan(config->model, config->weights, &sizes->loader, error);
+  const int32_t status = clb_loader_plan(config->model, config->weights, &sizes->loader, error);
+  if (status == CLB_OK) {
+    sizes->swap_bytes = clb_pool_round(config->swap_slots * clb_largest_expert_bytes(config->model, CLB_LAYOUT_ROWS16),
+                                       config->tier_weights.page_bytes);
+  }
+  return status;
 }
 
 int32_t clb_plan_memory_cpu(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
@@ -281,7 +291,8 @@ int32_t clb_engine_plan(const clb_engine_config* config, clb_memory_plan* plan, 
   if (status != CLB_OK) {
     return status;
   }
-  plan->weights = sizes.weights_tier;
+  plan->weights = sizes.weights_tier - (config->device == NULL ? sizes.swap_bytes : 0u);
+  plan->swap = sizes.swap_bytes;
   plan->kv = sizes.kv_tier;
   plan->kv_bytes_per_token = sizes.cache.bytes_per_token;
   plan->kv_tokens = sizes.kv_tier / sizes.cache.bytes_per_token;
@@ -290,6 +301,7 @@ int32_t clb_engine_plan(const clb_engine_config* config, clb_memory_plan* plan, 
   plan->host = sizes.host_bytes + sizes.cuda.pinned_bytes;
   plan->arena = sizes.cuda.arena_bytes;
   plan->pinned = sizes.cuda.pinned_bytes;
-  plan->total = plan->weights + plan->kv + plan->temp + plan->host;
+  plan->graphs = sizes.cuda.graph_bytes;
+  plan->total = plan->weights + plan->swap + plan->kv + plan->temp + plan->graphs + plan->host;
   return CLB_OK;
 }

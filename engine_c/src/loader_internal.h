@@ -70,6 +70,10 @@ static inline bool clb_is_repacked(const clb_section_desc* section, const clb_de
   return demand->matrix != 0u && section->layout == CLB_LAYOUT_FLAT;
 }
 
+/* Bytes of the largest routed expert that the model has or, in its widest precision, may get: gate, up and down one
+   after the other as `layout`, each at a multiple of 256. 0: no layer has experts. For a checked model. */
+uint64_t clb_largest_expert_bytes(const clb_model_desc* model, uint32_t layout);
+
 /* Where every section of a description comes to lie. Owns `sorted` (and what it is part of) until clb_placement_free.
    A file without flat matrices lies in memory as it is; of another file each section gets a 256-aligned block:
      file    | flat gate | pad | flat up | pad | ...      memory    | rows16 gate | pad | rows16 up | pad | ... */

@@ -50,6 +50,26 @@ static uint64_t place_file(const clb_model_desc* model, clb_placement* at, uint3
   return base + model->file_table[file].bytes;
 }
 
+uint64_t clb_largest_expert_bytes(const clb_model_desc* model, uint32_t layout) {
+  uint64_t largest = 0;
+  uint32_t precision = CLB_BF16;
+  for (uint32_t i = 0; i < model->section_count; ++i) {
+    const clb_section_desc* const section = &model->section_table[i];
+    if (section->expert >= 0 && section->precision == CLB_FP32) {
+      precision = CLB_FP32;
+    }
+  }
+  for (uint32_t l = 0; l < model->layers; ++l) {
+    const clb_layer_desc* const layer = &model->layer_table[l];
+    const uint64_t half =
+        clb_align_up(clb_layout_bytes(layout, precision, layer->expert_width, model->hidden), BLOCK_ALIGNMENT);
+    const uint64_t down =
+        clb_align_up(clb_layout_bytes(layout, precision, model->hidden, layer->expert_width), BLOCK_ALIGNMENT);
+    largest = 2u * half + down > largest ? 2u * half + down : largest;
+  }
+  return largest;
+}
+
 int32_t clb_placement_make(const clb_model_desc* model, uint32_t layout, clb_placement* placement, clb_error* error) {
   const size_t sections = model->section_count;
   const size_t files = model->file_count;

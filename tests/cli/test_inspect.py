@@ -26,7 +26,7 @@ def test_text_names_what_a_reader_wants(bundled_pack: Pack, capsys: pytest.Captu
     output = capsys.readouterr().out
     for part in (
         "Qwen2MoeForCausalLM", "bf16", "12.9 M", "hidden 256, 6 layers, 4 heads of 64, 2 KV heads, tied head",
-        "layers 0-5  8 experts of width 256, 2 a token", "2048 tokens", "48 of 384.0 KiB each", "weights 26.0 MiB",
+        "layers 0-5  8 experts of width 256, 2 a token", "2048 tokens", "48 of 384.0 KiB each", "weights      26.0 MiB",
         "for 32 slots of 2048 tokens",
     ):  # fmt: skip
         assert part in output
@@ -57,7 +57,7 @@ def test_json_adds_up(bundled_pack: Pack, capsys: pytest.CaptureFixture[str]) ->
     document = json.loads(capsys.readouterr().out)
     assert sum(document["bytes_by_part"].values()) == document["bytes"]
     memory = document["memory"]
-    assert memory["weights"] + memory["kv"] + memory["temp"] + memory["host"] == memory["total"]
+    assert sum(memory[name] for name in ("weights", "swap", "kv", "temp", "graphs", "host")) == memory["total"]
     assert (document["experts"], document["hyperparameters"]["vocab_size"]) == (48, 4096)
     assert [layer["experts"] for layer in document["layers"]] == [8] * 6
 

@@ -109,7 +109,7 @@ def test_unreadable_configuration_is_one_line(tmp_path: Path, capsys: pytest.Cap
      (["--max-model-len", "0"], "model.max_seq_len must be"),
      (["--expert-capacity", "99"], "--expert-capacity: experts.per_token must be"),
      (["--max-batch-size", "65"], "--max-batch-size: batch.slots must be"),
-     (["--gpu-memory-utilization", "2"], "memory.device_fraction must be"),
+     (["--gpu-memory-utilization", "2"], "memory.gpu_fraction must be"),
      (["--device", "tpu"], "engine.device must be auto, cpu or cuda"),
      (["--set", "batch.slot=3"], "did you mean batch.slots?"),
      (["--set", "nonsense"], "section.key=value"),

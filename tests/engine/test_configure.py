@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,7 +28,8 @@ def spec(bundled_pack: Pack) -> EngineSpec:
 def test_the_bill_adds_up(library: Library, spec: EngineSpec, bundled_pack: Pack) -> None:
     """Total is the sum of its parts, and KV holds all slots at full length."""
     plan = plan_memory(library, spec, bundled_pack.manifest)
-    assert plan.total == plan.weights + plan.kv + plan.temp + plan.host
+    assert plan.total == plan.weights + plan.kv + plan.temp + plan.host == sum(size for _, size in plan.parts())
+    assert 0 < plan.dispatch < plan.temp
     assert plan.kv_tokens >= spec.slots * spec.max_seq_len
 
 
@@ -45,7 +47,7 @@ def test_kv_of_a_given_size_is_not_changed(library: Library, spec: EngineSpec, b
     tier = msgspec.structs.replace(spec.tier_kv, bytes=40 << 20)
     setup = EngineSetup(library, msgspec.structs.replace(spec, tier_kv=tier), bundled_pack.manifest)
     assert setup.fit(1 << 30).kv == 40 << 20
-    with pytest.raises(ConfigError, match="lower batch"):
+    with pytest.raises(ConfigError, match=r"memory.kv_tokens: \d+ would fit"):
         setup.fit(48 << 20)
 
 
@@ -53,8 +55,37 @@ def test_a_model_that_does_not_fit_is_refused_with_numbers(
     library: Library, spec: EngineSpec, bundled_pack: Pack
 ) -> None:
     """The error says what is needed, what there is, and what to lower."""
-    with pytest.raises(ConfigError, match=r"needs .*MiB.*available 8\.00 MiB"):
+    with pytest.raises(ConfigError, match=r"needs .*MiB.*weights .*kv .*workspace .*available 8\.00 MiB; the weights alone"):
         EngineSetup(library, spec, bundled_pack.manifest).fit(8 << 20)
+
+
+def test_what_the_error_suggests_fits(library: Library, spec: EngineSpec, bundled_pack: Pack) -> None:
+    """A KV tier that is too large is refused with the number of tokens that is not, and with it the engine fits."""
+    asked = msgspec.structs.replace(spec, kv_tokens=100_000)
+    with pytest.raises(ConfigError, match=r"memory.kv_tokens: \d+ would fit") as refused:
+        EngineSetup(library, asked, bundled_pack.manifest).fit(200 << 20)
+    tokens = int(re.findall(r"kv_tokens: (\d+)", str(refused.value))[0])
+    for change, fits in ((0, True), (-16, True), (64, False)):
+        setup = EngineSetup(
+            library, msgspec.structs.replace(asked, kv_tokens=tokens + change), bundled_pack.manifest
+        )
+        if fits:
+            assert setup.fit(200 << 20).kv_tokens >= tokens + change
+        else:
+            with pytest.raises(ConfigError):
+                setup.fit(200 << 20)
+
+
+def test_swap_slots_are_reserved(library: Library, spec: EngineSpec, bundled_pack: Pack) -> None:
+    """Each takes the bytes of the largest expert; weights and all else stay as they were."""
+    without = plan_memory(library, spec, bundled_pack.manifest)
+    plan = plan_memory(library, msgspec.structs.replace(spec, swap_slots=40), bundled_pack.manifest)
+    experts = {name for layer in bundled_pack.manifest.layers for name in layer.expert_files}
+    largest = max(file.bytes for file in bundled_pack.manifest.files if file.name in experts)
+    assert without.swap == 0
+    assert 40 * largest * 0.9 < plan.swap < 40 * largest + spec.tier_weights.page_bytes
+    assert (plan.weights, plan.kv, plan.temp) == (without.weights, without.kv, without.temp)
+    assert plan.total == without.total + plan.swap
 
 
 @pytest.mark.parametrize(

@@ -53,20 +53,22 @@ def test_without_kernels_there_is_no_gpu(tmp_path: Path) -> None:
 
 
 def test_the_arena_is_the_bill(library: Library, spec: EngineSpec, manifest: Manifest) -> None:
-    """Weights, KV and temp lie in the arena, page-locked memory is part of the host's share."""
-    plan = plan_memory(library, spec, manifest)
-    assert plan.arena == plan.weights + plan.kv + plan.temp
+    """Weights, swap slots, KV and temp lie in the arena, graphs beside it; page-locked memory is part of the host's."""
+    plan = plan_memory(library, msgspec.structs.replace(spec, swap_slots=3), manifest)
+    assert plan.arena == plan.weights + plan.swap + plan.kv + plan.temp
     assert 0 < plan.pinned < plan.host
-    assert plan.total == plan.arena + plan.host
+    assert 0 < plan.dispatch < plan.temp
+    assert plan.total == plan.arena + plan.graphs + plan.host == sum(size for _, size in plan.parts())
+    assert plan.swap == 3 * max(file.bytes for file in manifest.files if file.name.startswith("expert_"))
     assert plan.kv_tokens >= spec.slots * spec.max_seq_len
 
 
 def test_kv_shrinks_to_what_the_gpu_has(library: Library, spec: EngineSpec, manifest: Manifest) -> None:
     """An automatic KV tier takes what the fraction of free memory leaves; the rest is not touched."""
     whole = plan_memory(library, spec, manifest)
-    free = int((whole.arena - whole.kv + (16 << 20)) / spec.device_fraction) + 1
+    free = int((whole.arena + whole.graphs - whole.kv + (16 << 20)) / spec.gpu_fraction) + 1
     plan = EngineSetup(library, spec, manifest).fit_gpu(free)
-    assert plan.arena <= free * spec.device_fraction
+    assert plan.arena + plan.graphs <= free * spec.gpu_fraction
     assert (15 << 20) < plan.kv <= 16 << 20
 
 
@@ -74,7 +76,7 @@ def test_a_model_that_does_not_fit_is_refused_with_numbers(
     library: Library, spec: EngineSpec, manifest: Manifest
 ) -> None:
     """The error says what is needed, what there is, and what to lower."""
-    with pytest.raises(ConfigError, match=r"needs .*MiB of GPU memory .*free 32\.0 MiB; lower batch\.slots"):
+    with pytest.raises(ConfigError, match=r"needs .*MiB of GPU memory .*free 32\.0 MiB; lower batch\.prefill_tokens"):
         EngineSetup(library, spec, manifest).fit_gpu(32 << 20)
 
 

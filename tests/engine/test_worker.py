@@ -48,8 +48,17 @@ def next_message(process: EngineProcess) -> control.Message | None:
     return None if received is None else received[0]
 
 
-def wait_ready(process: EngineProcess) -> control.Ready:
+def wait_planned(process: EngineProcess) -> control.Log:
+    """The bill, which comes before anything is loaded."""
     assert next_message(process) == control.Opening()
+    message = next_message(process)
+    assert isinstance(message, control.Log)
+    assert message.event == "memory_plan"
+    return message
+
+
+def wait_ready(process: EngineProcess) -> control.Ready:
+    wait_planned(process)
     message = next_message(process)
     assert isinstance(message, control.Ready), message
     return message
@@ -64,8 +73,12 @@ def wait_exit(process: EngineProcess) -> int:
 
 
 def test_ready_brings_the_memory_bill(process: EngineProcess, spec: EngineSpec) -> None:
-    """A worker that has loaded says what it took; Stop ends it with 0."""
-    ready = wait_ready(process)
+    """A worker says what it will take, takes that, and says so; Stop ends it with 0."""
+    planned = wait_planned(process).fields
+    ready = next_message(process)
+    assert isinstance(ready, control.Ready), ready
+    parts = ready.memory.parts()
+    assert planned == {name.replace(" ", "_"): size for name, size in parts} | {"total": ready.memory.total}
     assert ready.memory.kv_tokens >= spec.max_seq_len
     assert ready.device == device_name(spec)
     control.send(process.sock, control.Stop())
@@ -86,7 +99,7 @@ def test_a_reduced_kv_tier_is_logged(library: Library, spec: EngineSpec, bundled
     process = EngineProcess(library, small, channel_shape(spec, bundled_pack.manifest))
     process.sock.setblocking(True)
     try:
-        assert next_message(process) == control.Opening()
+        wait_planned(process)
         message = next_message(process)
         assert isinstance(message, control.Log)
         assert message.event == "kv_memory_limited"
@@ -198,6 +211,8 @@ def test_a_broken_pack_exits_with_78(
     try:
         assert next_message(process) == control.Opening()
         failed = next_message(process)
+        if isinstance(failed, control.Log):  # colibri.json was in order, so there was a bill
+            failed = next_message(process)
         assert isinstance(failed, control.Failed)
         assert failed.kind == "model"
         assert pattern in failed.message
