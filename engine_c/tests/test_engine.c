@@ -86,7 +86,8 @@ static void bad_configurations_are_refused(void) {
                {6, CLB_ERR_MEMORY, "tier temp"},
                {7, CLB_ERR_ARGUMENT, "max_seq_len is 97"},
                {8, CLB_ERR_ARGUMENT, "vocabulary 98"},
-               {9, CLB_ERR_ARGUMENT, "slots"}};
+               {9, CLB_ERR_ARGUMENT, "slots"},
+               {10, CLB_ERR_ARGUMENT, "swap_slots is 65"}};
   for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
     rig_init(r, 2);
     clb_engine_config* const config = &r->config;
@@ -100,6 +101,7 @@ static void bad_configurations_are_refused(void) {
     config->channel.max_seq_len = i == 7 ? 97 : config->channel.max_seq_len;
     config->channel.vocab_size = i == 8 ? 98 : config->channel.vocab_size;
     config->channel.slots = i == 9 ? CLB_MAX_SLOTS + 1 : config->channel.slots;
+    config->swap_slots = i == 10 ? CLB_MAX_SWAP_SLOTS + 1 : 0;
     memset(&error, 0, sizeof error);
     CHECK_EQ(clb_engine_plan(config, &plan, &error), cases[i].status);
     CHECK_CONTAINS(error.message, cases[i].text);

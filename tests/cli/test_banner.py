@@ -34,7 +34,18 @@ def test_banner_names_all_and_its_curl_is_a_command() -> None:
     """Version, model, device, slots, context, bill and URL are there, and the curl line splits into a valid request."""
     lines = banner(INFO, "bf16", PLAN, "http://127.0.0.1:8080", needs_key=True)
     text = "\n".join(lines)
-    for part in ("colibrid ", "m (F, bf16, 2 experts a token)", "cpu", "4", "64 tokens", "6.00 MiB", "weights      1.00 MiB", "kv runs      2.00 MiB  9 tokens", "workspace    3.00 MiB", "/v1"):
+    for part in (
+        "colibrid ",
+        "m (F, bf16, 2 experts a token)",
+        "cpu",
+        "4",
+        "64 tokens",
+        "6.00 MiB",
+        "weights      1.00 MiB",
+        "kv runs      2.00 MiB  9 tokens",
+        "workspace    3.00 MiB",
+        "/v1",
+    ):
         assert part in text
     words = shlex.split(lines[-1].split(maxsplit=1)[1])
     assert words[:3] == ["curl", "-s", "http://127.0.0.1:8080/v1/chat/completions"]

@@ -55,7 +55,9 @@ def test_a_model_that_does_not_fit_is_refused_with_numbers(
     library: Library, spec: EngineSpec, bundled_pack: Pack
 ) -> None:
     """The error says what is needed, what there is, and what to lower."""
-    with pytest.raises(ConfigError, match=r"needs .*MiB.*weights .*kv .*workspace .*available 8\.00 MiB; the weights alone"):
+    with pytest.raises(
+        ConfigError, match=r"needs .*MiB.*weights .*kv .*workspace .*available 8\.00 MiB; the weights alone"
+    ):
         EngineSetup(library, spec, bundled_pack.manifest).fit(8 << 20)
 
 
@@ -66,9 +68,7 @@ def test_what_the_error_suggests_fits(library: Library, spec: EngineSpec, bundle
         EngineSetup(library, asked, bundled_pack.manifest).fit(200 << 20)
     tokens = int(re.findall(r"kv_tokens: (\d+)", str(refused.value))[0])
     for change, fits in ((0, True), (-16, True), (64, False)):
-        setup = EngineSetup(
-            library, msgspec.structs.replace(asked, kv_tokens=tokens + change), bundled_pack.manifest
-        )
+        setup = EngineSetup(library, msgspec.structs.replace(asked, kv_tokens=tokens + change), bundled_pack.manifest)
         if fits:
             assert setup.fit(200 << 20).kv_tokens >= tokens + change
         else:
