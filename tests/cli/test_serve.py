@@ -63,7 +63,15 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_answers_and_shows_how_to_ask(daemon: DaemonProcess) -> None:
     """The banner names model, device, slots, context, bill, URL and curl, then the time; the question is answered."""
-    for part in ("colibrid 0.", "hummingbird-13m", "cpu", "2048 tokens", "weights 26.0 MiB", "/v1", "curl -s http://"):
+    for part in (
+        "colibrid 0.",
+        "hummingbird-13m",
+        "cpu",
+        "2048 tokens",
+        "weights      26.0 MiB",
+        "/v1",
+        "curl -s http://",
+    ):
         assert part in daemon.stdout
     assert daemon.stdout.splitlines()[-1].startswith("ready in ")
     status, answer = daemon.request("POST", "/v1/chat/completions", NORWAY)
