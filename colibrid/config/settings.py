@@ -40,6 +40,7 @@ class LimitsSettings(_Section, frozen=True, kw_only=True):
 class ModelSettings(_Section, frozen=True, kw_only=True):
     path: str | None = None  # pack, Hugging Face folder or org/name; none: the bundled model
     served_name: str | None = None
+    aliases: str | None = None  # more names of the model in requests, with commas between
     max_seq_len: PositiveInt | None = None  # none: the checkpoint's own
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"  # for conversion on first use; auto: as in the checkpoint
     weights: Literal["files", "dummy"] = "files"

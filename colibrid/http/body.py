@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import re
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -14,21 +15,23 @@ from aiohttp import web
 from colibrid.errors import RequestError
 from colibrid.http.errors import BodyTimeoutError, BodyTooLargeError, MediaTypeError, shown
 from colibrid.http.limits import BODY_TIMEOUT_S, MAX_MESSAGES, OTHER_FIELDS_BYTES
+from colibrid.http.outline import check_outline
+from colibrid.http.state import STATE
 from colibrid.http.types import Message, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 Body = TypeVar("Body", bound=msgspec.Struct)
-LongField = Literal["prompt", "messages"]
+LongField = Literal["prompt", "messages", "input", "tokens"]
 
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _NOTHING = msgspec.Raw()
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
-async def read_json(request: web.Request, max_bytes: int, long_field: LongField) -> dict[str, Any]:
-    """The body as a JSON object, which only `long_field` may make large.
+async def read_json(request: web.Request, max_bytes: int, *long_fields: LongField) -> dict[str, Any]:
+    """The body as a JSON object, which only `long_fields` may make large.
 
     Raises RequestErrors of status 400, 408, 413 and 415.
     """
@@ -51,7 +54,11 @@ async def read_json(request: web.Request, max_bytes: int, long_field: LongField)
         raise BodyTimeoutError(f"The body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster.") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise too_large from error
-    return decode_object(raw, long_field)
+    if len(raw) <= OTHER_FIELDS_BYTES:
+        return decode_object(raw, long_fields)
+    # One thread for all: several large bodies at a time would keep the event loop from the interpreter's lock.
+    decode = functools.partial(decode_object, raw, long_fields)
+    return await asyncio.get_running_loop().run_in_executor(request.app[STATE].reader, decode)
 
 
 class _LongFields(msgspec.Struct):
@@ -59,24 +66,25 @@ class _LongFields(msgspec.Struct):
 
     prompt: msgspec.Raw = _NOTHING
     messages: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
+    tokens: msgspec.Raw = _NOTHING
 
 
 _long_fields = msgspec.json.Decoder(_LongFields)
 
 
-def decode_object(raw: bytes, long_field: LongField) -> dict[str, Any]:
+def decode_object(raw: bytes, long_fields: Sequence[LongField]) -> dict[str, Any]:
     """`raw` as a JSON object. NaN, Infinity, numbers that overflow and lone surrogates are refused.
 
-    So is more than OTHER_FIELDS_BYTES beside `long_field`: no field has a use for it, and to build millions of
-    values that nobody wants would stop the event loop for seconds.
+    So is more than OTHER_FIELDS_BYTES beside `long_fields`, and a body of more values than any request has a use for:
+    building millions of them that nobody wants would stop the event loop for as long. May run in another thread.
     """
     try:
+        check_outline(raw)
         if len(raw) > OTHER_FIELDS_BYTES:
-            _check_other_fields(raw, long_field)
+            _check_other_fields(raw, long_fields)
         with collector_off():
             value = msgspec.json.decode(raw)
-    except RecursionError as error:
-        raise RequestError("The body is nested too deeply; send a flatter object.", code="invalid_json") from error
     except msgspec.ValidationError as error:  # only for numbers that no float holds
         raise RequestError(f"The body holds a number out of range ({error}); send finite numbers.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -86,15 +94,15 @@ def decode_object(raw: bytes, long_field: LongField) -> dict[str, Any]:
     return value
 
 
-def _check_other_fields(raw: bytes, long_field: LongField) -> None:
+def _check_other_fields(raw: bytes, long_fields: Sequence[LongField]) -> None:
     try:
         found = _long_fields.decode(raw)
     except msgspec.ValidationError as error:
         raise RequestError("The body must be a JSON object; send one.", code="invalid_json") from error
-    others = len(raw) - len(memoryview(found.prompt if long_field == "prompt" else found.messages))
+    others = len(raw) - sum(len(memoryview(getattr(found, name))) for name in long_fields)
     if others > OTHER_FIELDS_BYTES:
         raise RequestError(
-            f"All fields but {long_field} have {others} bytes together, more than {OTHER_FIELDS_BYTES}; send less.",
+            f"All fields but {' and '.join(long_fields)} have {others} bytes together, more than {OTHER_FIELDS_BYTES}; send less.",
             code="string_above_max_length",
         )
 

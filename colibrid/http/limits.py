@@ -9,6 +9,11 @@ __all__ = [
     "BODY_TIMEOUT_S",
     "MAX_BIAS",
     "MAX_EXPERTS_PER_TOKEN",
+    "MAX_JSON_CONTAINERS",
+    "MAX_JSON_DEPTH",
+    "MAX_JSON_KEYS",
+    "MAX_JSON_VALUES",
+    "MAX_LISTED_TOKENS",
     "MAX_LOGPROBS",
     "MAX_MESSAGES",
     "MAX_PROMPTS",
@@ -27,3 +32,8 @@ MAX_MESSAGES = 4096  # messages of one request
 OTHER_FIELDS_BYTES = 256 << 10  # of a body beside prompt and messages
 BODY_TIMEOUT_S = 30.0  # for the whole body to arrive
 WRITE_TIMEOUT_S = 30.0  # a reader that takes nothing for so long is cut off
+MAX_JSON_DEPTH = 128  # levels of a body
+MAX_JSON_CONTAINERS = 1 << 16  # lists and objects of a body
+MAX_JSON_KEYS = 1 << 17  # of all objects of a body
+MAX_JSON_VALUES = 1 << 20  # in all lists and objects of a body, token ids first of all
+MAX_LISTED_TOKENS = 1 << 18  # ids that /tokenize gives and /detokenize takes at a time

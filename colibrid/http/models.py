@@ -33,7 +33,7 @@ def _describe(state: AppState) -> dict[str, Any]:
         "object": "model",
         "created": state.created,
         "owned_by": "colibrid",
-        "aliases": [],
+        "aliases": list(state.aliases),
         "max_model_len": info.max_seq_len,
         "status": "ready" if state.scheduler.readiness.ready else "loading",
     }

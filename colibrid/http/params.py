@@ -45,9 +45,9 @@ class Job:
 
 
 def check_model(name: str | None, state: AppState) -> None:
-    """Raises NotFoundError unless `name` is absent or the served model."""
+    """Raises NotFoundError unless `name` is absent, the served model or one of its aliases."""
     served = state.scheduler.info.model_id
-    if name is not None and name != served:
+    if name is not None and name != served and name not in state.aliases:
         raise NotFoundError(
             f"The model {shown(name)} does not exist; use {shown(served)}, or leave model out.",
             param="model",

@@ -31,6 +31,14 @@ class AppState:
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, of /v1/models
     # Writes large answers down. One thread: several would keep the event loop from the interpreter's lock.
     scribe: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="scribe"))
+    # Reads large bodies. One thread again, and not the scribe's: a bad body must not wait for somebody's answer.
+    reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="reader"))
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other names that requests may call the served model by."""
+        names = (self.settings.model.aliases or "").split(",")
+        return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
 
 
 STATE = web.AppKey("state", AppState)

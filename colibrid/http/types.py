@@ -13,6 +13,7 @@ from msgspec import Meta
 from colibrid.http.limits import (
     MAX_BIAS,
     MAX_EXPERTS_PER_TOKEN,
+    MAX_LISTED_TOKENS,
     MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_STOP_CHARS,
@@ -154,6 +155,30 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     experts: Annotated[Experts | None, _doc("as in /v1/completions")] = None
 
 
+class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /tokenize: a prompt as /v1/completions takes it, or messages as /v1/chat/completions takes them."""
+
+    model: Annotated[str | None, _doc("as in /v1/completions")] = None
+    prompt: Annotated[Annotated[str, Meta(min_length=1)] | None, _doc("one of prompt and messages")] = None
+    messages: Annotated[
+        Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None,
+        _doc("as in /v1/chat/completions; one of prompt and messages"),
+    ] = None
+    add_special_tokens: Annotated[bool | None, _doc("default true with prompt, false with messages")] = None
+    add_generation_prompt: Annotated[bool | None, _doc("only with messages; default true")] = None
+    continue_final_message: Annotated[bool | None, _doc("only with messages, as in /v1/chat/completions")] = None
+    return_token_strs: Annotated[bool | None, _doc("adds token_strs, the text of each id")] = None
+
+
+class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /detokenize."""
+
+    model: Annotated[str | None, _doc("as in /v1/completions")] = None
+    tokens: Annotated[
+        Annotated[list[TokenId], Meta(max_length=MAX_LISTED_TOKENS)], _doc("ids; special tokens are part of the text")
+    ]
+
+
 class Refused(msgspec.Struct, frozen=True):
     """A known field that is not implemented. Null and the `harmless` values mean that it is off."""
 
@@ -198,3 +223,8 @@ CHAT_REFUSED: dict[str, Refused] = _COMMON_REFUSED | {
     "web_search_options": Refused(),
 }
 GENERATE_REFUSED: dict[str, Refused] = {"stream": Refused((False,), "use /v1/completions")}
+TOKENIZE_REFUSED: dict[str, Refused] = {
+    "tools": Refused(([],), "describe the tools in a system message"),
+    "chat_template": Refused((), "the model's own template is used"),
+    "chat_template_kwargs": Refused(({},)),
+}

@@ -1,0 +1,69 @@
+"""POST /tokenize and POST /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from colibrid.errors import RequestError
+from colibrid.http.answer import json_response
+from colibrid.http.body import parse, read_json
+from colibrid.http.context import current
+from colibrid.http.limits import MAX_LISTED_TOKENS
+from colibrid.http.messages import chat_prompt
+from colibrid.http.params import check_ids, check_model, encode_prompts
+from colibrid.http.state import STATE
+from colibrid.http.types import TOKENIZE_REFUSED, ChatBody, DetokenizeBody, TokenizeBody
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from colibrid.http.state import AppState
+
+_ONLY_MESSAGES = ("add_generation_prompt", "continue_final_message")
+
+
+async def tokenize(request: web.Request) -> web.Response:
+    """The ids of a prompt or of messages, counted."""
+    state = request.app[STATE]
+    raw = await read_json(request, state.settings.server.max_body_bytes, "prompt", "messages")
+    body, current(request).ignored = parse(raw, TokenizeBody, TOKENIZE_REFUSED, strict=state.settings.server.strict)
+    check_model(body.model, state)
+    ids = await _ids_of(body, state)
+    found: dict[str, Any] = {"count": len(ids), "max_model_len": state.scheduler.info.max_seq_len, "tokens": ids}
+    if body.return_token_strs:
+        found["token_strs"] = [state.text.tokenizer.token_text(token) for token in ids]
+    return json_response(found)
+
+
+async def _ids_of(body: TokenizeBody, state: AppState) -> tuple[int, ...]:
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("prompt, messages: send exactly one of them.", param="prompt")
+    if body.messages is None:
+        for name in _ONLY_MESSAGES:
+            if getattr(body, name) is not None:
+                raise RequestError(f"{name} only goes with messages; leave it out.", param=name)
+        special = body.add_special_tokens is not False
+        (prompt,) = await encode_prompts([body.prompt or ""], state, add_special=special, most=MAX_LISTED_TOKENS)
+        return prompt.ids
+    chat = ChatBody(
+        messages=body.messages,
+        add_special_tokens=body.add_special_tokens,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
+    return (await chat_prompt(chat, state)).ids
+
+
+async def detokenize(request: web.Request) -> web.Response:
+    """The text of ids."""
+    state = request.app[STATE]
+    raw = await read_json(request, state.settings.server.max_body_bytes, "tokens")
+    body, current(request).ignored = parse(raw, DetokenizeBody, {}, strict=state.settings.server.strict)
+    check_model(body.model, state)
+    if body.tokens:
+        check_ids(body.tokens, state.scheduler.info.vocab_size, "tokens")
+    decode = functools.partial(state.text.tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return json_response({"prompt": await state.text.tokenizer.off_loop(len(body.tokens), decode)})
