@@ -1,9 +1,10 @@
-"""GET /livez, /readyz and /health. They need no key and hold nothing secret."""
+"""GET /livez, /readyz and /health, which need no key and hold nothing secret, and GET /version."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import colibrid
 from colibrid.http.answer import json_response
 from colibrid.http.state import STATE
 
@@ -35,3 +36,8 @@ async def readyz(request: web.Request) -> web.Response:
     if not ready:
         response.headers["Retry-After"] = "1"
     return response
+
+
+async def version(_request: web.Request) -> web.Response:
+    """What vLLM's clients ask for."""
+    return json_response({"version": colibrid.__version__})

@@ -106,10 +106,8 @@ def _empty(name: str) -> RequestError:
     return RequestError(f"{name} is empty; send at least one token.", param=name, code="empty_prompt")
 
 
-async def encode_prompts(
-    entries: Sequence[str | list[int]], state: AppState, *, add_special: bool, most: int | None
-) -> list[Prompt]:
-    """Token ids of each entry. Raises RequestError for too many bytes or tokens, and for ids out of range."""
+def check_prompt_bytes(entries: Sequence[str | list[int]], state: AppState) -> None:
+    """Raises RequestError when all texts together have more than limits.prompt_bytes."""
     limit = state.settings.limits.prompt_bytes
     total = sum(len(entry.encode("utf-8", "surrogatepass")) for entry in entries if isinstance(entry, str))
     if total > limit:
@@ -118,6 +116,13 @@ async def encode_prompts(
             param="prompt",
             code="string_above_max_length",
         )
+
+
+async def encode_prompts(
+    entries: Sequence[str | list[int]], state: AppState, *, add_special: bool, most: int | None
+) -> list[Prompt]:
+    """Token ids of each entry. Raises RequestError for too many bytes or tokens, and for ids out of range."""
+    check_prompt_bytes(entries, state)
     prompts = []
     for index, entry in enumerate(entries):
         name = "prompt" if len(entries) == 1 else f"prompt[{index}]"

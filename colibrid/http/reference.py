@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 import msgspec
 
+from colibrid.http.schema_text import as_json, in_words
 from colibrid.http.types import (
     CHAT_REFUSED,
     COMPLETION_REFUSED,
@@ -82,12 +83,8 @@ def _honoured(kind: type[msgspec.Struct]) -> Iterator[tuple[str, str, str, str]]
 
 def _refused(refused: Mapping[str, Refused]) -> Iterator[tuple[str, str, str, str]]:
     for name, rule in sorted(refused.items()):
-        taken = ", ".join(f"`{_json(value)}`" for value in rule.harmless)
+        taken = ", ".join(f"`{as_json(value)}`" for value in rule.harmless)
         yield name, "not implemented: 400", f"only {taken}" if taken else "", rule.instead
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def _notes(hint: Any) -> str:
@@ -102,36 +99,7 @@ def _bounds(hint: Any) -> str:
     """The type and its limits, as `float 0..2` or `list of str, at most 16`."""
     schema = msgspec.json.schema(hint)
     schema = schema.get("$defs", {}).get(re.sub(r".*/", "", schema.get("$ref", "")), schema)
-    return _of_schema(schema)
-
-
-_LIMITS = (
-    ("minimum", ">= {}"),
-    ("exclusiveMinimum", "> {}"),
-    ("maximum", "<= {}"),
-    ("exclusiveMaximum", "< {}"),
-    ("minLength", "at least {} characters"),
-    ("maxLength", "at most {} characters"),
-    ("minItems", "at least {}"),
-    ("maxItems", "at most {}"),
-    ("maxProperties", "at most {}"),
-)
-
-
-def _of_schema(schema: Mapping[str, Any]) -> str:
-    if "$ref" in schema:
-        return str(schema["$ref"]).rsplit("/", maxsplit=1)[-1]
-    if "anyOf" in schema:
-        return " or ".join(_of_schema(part) for part in schema["anyOf"] if part.get("type") != "null")
-    if "enum" in schema:
-        return ", ".join(f"`{_json(value)}`" for value in schema["enum"] if value is not None)
-    kind = str(schema.get("type", "any"))
-    if kind == "array":
-        kind = f"list of {_of_schema(schema['items'])}"
-    elif kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        kind = f"object of {_of_schema(schema['additionalProperties'])}"
-    limits = [words.format(schema[key]) for key, words in _LIMITS if key in schema]
-    return ", ".join([kind, *limits])
+    return in_words(schema)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from aiohttp import web
 
 from colibrid.errors import RequestError
 from colibrid.http.auth import HostPolicy, KeyRing
-from colibrid.http.chat import chat_completions
-from colibrid.http.completions import completions
 from colibrid.http.connection import Connection
 from colibrid.http.context import RequestContext, context_of, open_context
 from colibrid.http.errors import (
@@ -23,11 +21,10 @@ from colibrid.http.errors import (
     error_response,
     shown,
 )
-from colibrid.http.generate import generate
-from colibrid.http.health import livez, readyz
 from colibrid.http.limits import WRITE_TIMEOUT_S
-from colibrid.http.models import list_models, show_model
+from colibrid.http.manual import add_manual
 from colibrid.http.protocol_log import ProtocolLogger
+from colibrid.http.routes import ROUTES
 from colibrid.http.sse import ReaderLeftError
 from colibrid.http.state import STATE, AppState
 
@@ -38,7 +35,8 @@ if TYPE_CHECKING:
 
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})  # answered without a key
+_OPEN_PATHS = frozenset({route.path for route in ROUTES if not route.needs_key} | {"/docs"})  # answered without a key
+_QUIET_PATHS = frozenset({"/livez", "/readyz", "/health"})  # asked every second by somebody: logged when debugging
 _CHAT = "use POST /v1/chat/completions"
 _COMING = "use POST /v1/completions or /v1/chat/completions"
 _ELSEWHERE = {  # routes of other servers, and what to use instead
@@ -53,8 +51,8 @@ _ELSEWHERE = {  # routes of other servers, and what to use instead
     "/api/generate": "use POST /v1/completions",
     "/api/chat": _CHAT,
     "/v1/embeddings": f"embeddings are not implemented yet; {_COMING}",
-    "/tokenize": f"it is not implemented yet; {_COMING}, which count tokens in usage",
-    "/detokenize": f"it is not implemented yet; {_COMING}",
+    "/v1/tokenize": "use POST /tokenize",
+    "/v1/detokenize": "use POST /detokenize",
 }
 KEEP_ALIVE_S = 75.0  # also the time that the head of a request may take, counted from connect or the last answer
 _CLIENT_LEFT = 499
@@ -71,14 +69,10 @@ def create_app(state: AppState) -> web.Application:
     )
     app[STATE] = state
     app.on_response_prepare.append(_add_headers)
-    app.router.add_post("/v1/completions", completions)
-    app.router.add_post("/v1/chat/completions", chat_completions)
-    app.router.add_post("/generate", generate)
-    app.router.add_get("/v1/models", list_models)
-    app.router.add_get("/v1/models/{id:.+}", show_model)
-    app.router.add_get("/livez", livez)
-    app.router.add_get("/readyz", readyz)
-    app.router.add_get("/health", readyz)
+    for route in ROUTES:
+        add = app.router.add_get if route.method == "GET" else app.router.add_post  # GET answers HEAD, too
+        add(route.pattern, route.handler)
+    add_manual(app, ROUTES)
     return app
 
 
@@ -118,7 +112,7 @@ def _pass_through(keys: KeyRing, hosts: HostPolicy) -> Middleware:
         context = open_context(request)
         try:
             hosts.check(request.headers)
-            if request.path not in OPEN_PATHS:
+            if request.path not in _OPEN_PATHS:
                 keys.check(request.headers)
             response = await handler(request)
         except asyncio.CancelledError:
@@ -158,7 +152,7 @@ def _no_route(request: web.Request) -> NotFoundError:
     path = request.path.rstrip("/")
     instead = _ELSEWHERE.get(path)
     if instead is None:
-        instead = "use /v1/chat/completions, /v1/completions, /v1/models, /generate, /readyz"
+        instead = f"use {', '.join(route.path for route in ROUTES)}; GET /docs describes them"
     return NotFoundError(f"There is no route {shown(request.path)} here; {instead}.", code="unknown_url")
 
 
@@ -180,7 +174,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 def _log_request(request: web.Request, context: RequestContext, status: int) -> None:
     """The one canonical line of a request. Health checks are only of interest when debugging."""
-    log = _log.debug if request.path in OPEN_PATHS else _log.info
+    log = _log.debug if request.path in _QUIET_PATHS else _log.info
     if context.ignored:
         context.facts["ignored"] = context.ignored[:20]
     log(

@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from colibrid.errors import RequestError
 from colibrid.http.answer import json_response
 from colibrid.http.body import parse, read_json
 from colibrid.http.context import current
 from colibrid.http.limits import MAX_LISTED_TOKENS
 from colibrid.http.messages import chat_prompt
-from colibrid.http.params import check_ids, check_model, encode_prompts
+from colibrid.http.params import check_ids, check_model, check_prompt_bytes
 from colibrid.http.state import STATE
 from colibrid.http.types import TOKENIZE_REFUSED, ChatBody, DetokenizeBody, TokenizeBody
+from colibrid.text.tokenizer import TooManyTokensError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from aiohttp import web
 
     from colibrid.http.state import AppState
@@ -38,16 +39,14 @@ async def tokenize(request: web.Request) -> web.Response:
     return json_response(found)
 
 
-async def _ids_of(body: TokenizeBody, state: AppState) -> tuple[int, ...]:
+async def _ids_of(body: TokenizeBody, state: AppState) -> Sequence[int]:
     if (body.prompt is None) == (body.messages is None):
         raise RequestError("prompt, messages: send exactly one of them.", param="prompt")
     if body.messages is None:
         for name in _ONLY_MESSAGES:
             if getattr(body, name) is not None:
                 raise RequestError(f"{name} only goes with messages; leave it out.", param=name)
-        special = body.add_special_tokens is not False
-        (prompt,) = await encode_prompts([body.prompt or ""], state, add_special=special, most=MAX_LISTED_TOKENS)
-        return prompt.ids
+        return await _plain_ids(body.prompt or "", state, add_special=body.add_special_tokens is not False)
     chat = ChatBody(
         messages=body.messages,
         add_special_tokens=body.add_special_tokens,
@@ -55,6 +54,19 @@ async def _ids_of(body: TokenizeBody, state: AppState) -> tuple[int, ...]:
         continue_final_message=body.continue_final_message,
     )
     return (await chat_prompt(chat, state)).ids
+
+
+async def _plain_ids(text: str, state: AppState, *, add_special: bool) -> Sequence[int]:
+    """Also of texts that no context could hold, to be cut up by the client."""
+    check_prompt_bytes([text], state)
+    try:
+        return await state.text.tokenizer.encode_async(text, add_special_tokens=add_special, most=MAX_LISTED_TOKENS)
+    except TooManyTokensError as error:
+        raise RequestError(
+            f"The prompt has more than the {MAX_LISTED_TOKENS} tokens that one answer lists; send it in parts.",
+            param="prompt",
+            code="string_above_max_length",
+        ) from error
 
 
 async def detokenize(request: web.Request) -> web.Response:

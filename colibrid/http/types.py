@@ -159,7 +159,7 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     """POST /tokenize: a prompt as /v1/completions takes it, or messages as /v1/chat/completions takes them."""
 
     model: Annotated[str | None, _doc("as in /v1/completions")] = None
-    prompt: Annotated[Annotated[str, Meta(min_length=1)] | None, _doc("one of prompt and messages")] = None
+    prompt: Annotated[str | None, _doc("a string; one of prompt and messages")] = None
     messages: Annotated[
         Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)] | None,
         _doc("as in /v1/chat/completions; one of prompt and messages"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +61,14 @@ async def test_special_tokens_anywhere_in_a_message_stay_text(server: Server) ->
 
 @pytest.mark.parametrize(("depth", "status"), [(100, 200), (500, 400), (900, 400)])
 async def test_deep_nesting_is_refused(server: Server, depth: int, status: int) -> None:
-    """Tool call arguments nested beyond reason are 400, not a crash."""
-    nested = b'{"a": ' * depth + b"1" + b"}" * depth
-    call = b'{"type": "function", "function": {"name": "f", "arguments": ' + nested + b"}}"
-    answer = await server.raw(CHAT, b'{"messages": [{"role": "assistant", "tool_calls": [' + call + b"]}]}")
-    assert answer.status == status
+    """Tool call arguments nested beyond reason, as an object or as its text, are 400, not a crash."""
+    nested = '{"a": ' * depth + "1" + "}" * depth
+    for arguments in (nested, json.dumps(nested)):
+        call = '{"type": "function", "function": {"name": "f", "arguments": ' + arguments + "}}"
+        answer = await server.raw(
+            CHAT, ('{"messages": [{"role": "assistant", "tool_calls": [' + call + "]}]}").encode()
+        )
+        assert answer.status == status
     assert status == 200 or answer.error["param"] == "messages"
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
+import colibrid
 from colibrid.engine.state import Readiness
+from colibrid.http.answers import Version
+from colibrid.http.health import version
+from colibrid.http.routes import ROUTES, Route
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.http.conftest import Server
+
+MANUAL = Route(method="GET", path="/docs", handler=version, answer=Version, summary="not in the table")
 
 
 async def test_models(server: Server) -> None:
@@ -20,6 +29,31 @@ async def test_models(server: Server) -> None:
     assert (shown["object"], shown["max_model_len"], shown["status"]) == ("model", 2048, "ready")
     answer = await server.get("/v1/models/org/other")
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+
+
+async def test_model_ids_may_hold_slashes(make_server: Callable[..., Any]) -> None:
+    """An id or alias with slashes is found as a path, escaped or not."""
+    server = await make_server(model={"aliases": "org/family/name"})
+    server.service.info = msgspec.structs.replace(server.service.info, model_id="org/name")
+    for path in ("/v1/models/org/name", "/v1/models/org%2Fname", "/v1/models/org/family/name"):
+        answer = await server.get(path)
+        assert (answer.status, answer.json["id"]) == (200, "org/name")
+    assert (await server.get("/v1/models/name")).status == 404
+
+
+async def test_aliases(make_server: Callable[..., Any]) -> None:
+    """model.aliases are listed, and requests may use them; answers carry the model's own id."""
+    server = await make_server(model={"aliases": "gpt-4o, my/model,,gpt-4o"})
+    assert (await server.get("/v1/models")).json["data"][0]["aliases"] == ["gpt-4o", "my/model"]
+    for name in ("gpt-4o", "my/model", "hummingbird-13m"):
+        answer = await server.post("/v1/completions", {"prompt": "Hi", "model": name})
+        assert (answer.status, answer.json["model"]) == (200, "hummingbird-13m")
+    assert (await server.post("/v1/completions", {"prompt": "Hi", "model": ""})).status == 404
+
+
+async def test_version(server: Server) -> None:
+    """GET /version names the version of the package."""
+    assert (await server.get("/version")).json == {"version": colibrid.__version__}
 
 
 async def test_generate_short_form(server: Server) -> None:
@@ -74,11 +108,39 @@ async def test_other_routes_name_the_one_to_use(server: Server, path: str, named
     assert named in answer.error["message"]
 
 
-async def test_wrong_method_is_405(server: Server) -> None:
-    """A route asked with another method is a JSON 405 with Allow."""
-    answer = await server.get("/v1/completions")
-    assert (answer.status, answer.headers["Allow"]) == (405, "POST")
-    assert "POST" in answer.error["message"]
+@pytest.mark.parametrize("route", [*ROUTES, MANUAL], ids=lambda route: route.path)
+async def test_wrong_method_is_405(server: Server, route: Any) -> None:
+    """Each route asked with another method is a JSON 405 with Allow."""
+    allowed = "POST" if route.method == "POST" else "GET, HEAD"
+    path = route.path.replace("{id}", "org/name")
+    for method in ("DELETE", "PUT", "PATCH", "GET" if route.method == "POST" else "POST"):
+        async with server.session.request(method, server.url + path) as response:
+            assert (response.status, response.headers["Allow"]) == (405, allowed)
+            error = (await response.json())["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert allowed in error["message"]
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.body is not None], ids=lambda route: route.path)
+async def test_every_body_is_checked(make_server: Callable[..., Any], route: Any) -> None:
+    """Each route with a body takes plain JSON objects within the limit only: 415, 413, 400 and 408 elsewhere."""
+    server = await make_server(server={"max_body_bytes": 2048})
+    assert (await server.raw(route.path, b"{}", Content_Type="text/plain")).status == 415
+    assert (await server.raw(route.path, b"{}", Content_Encoding="gzip")).status == 415
+    assert (await server.raw(route.path, b'{"a": "' + b"a" * 2048 + b'"}')).status == 413
+    for raw in (b"", b"[]", b"{", b'{"model": NaN}', b'{"model": "\\ud800"}'):
+        answer = await server.raw(route.path, raw)
+        assert (answer.status, answer.error["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+async def test_keys_guard_every_route(make_server: Callable[..., Any], route: Any) -> None:
+    """With keys set each route but the health ones is 401 without one."""
+    server = await make_server(keys=["secret-key"])
+    async with server.session.request(route.method, server.url + route.path.replace("{id}", "x")) as response:
+        assert (response.status == 401) == route.needs_key
+    async with server.session.get(server.url + "/openapi.json") as response:
+        assert response.status == 401
 
 
 async def test_request_ids(server: Server) -> None:

@@ -1,0 +1,222 @@
+"""Answers as types, for /openapi.json. Routes write the same shapes as JSON piece by piece; a test holds them together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+Count = Annotated[int, Meta(ge=0)]
+TokenIds = Annotated[list[Count] | UnsetType, Meta(description="with return_token_ids")]
+PromptLogprobs = Annotated[
+    list[dict[str, Any] | None] | UnsetType,
+    Meta(
+        description="with prompt_logprobs: for each position {id: {logprob, rank, decoded_token}}, null for the first"
+    ),
+]
+
+
+class CachedTokens(msgspec.Struct, kw_only=True):
+    """`usage.prompt_tokens_details`."""
+
+    cached_tokens: Count
+
+
+class ReasoningTokens(msgspec.Struct, kw_only=True):
+    """`usage.completion_tokens_details`."""
+
+    reasoning_tokens: Count
+
+
+class ExpertsUsed(msgspec.Struct, kw_only=True):
+    """`usage.experts`: what the experts did."""
+
+    per_token: Count
+    assignments: Annotated[Count, Meta(description="of a token to an expert, over all layers")]
+    trimmed: Annotated[Count, Meta(description="assignments left out by threshold")]
+    dropped: Annotated[Count, Meta(description="assignments left out by experts.max_tokens_per_expert")]
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Tokens of all choices together."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
+    experts: ExpertsUsed | UnsetType = UNSET
+
+
+class OlderLogprobs(msgspec.Struct, kw_only=True):
+    """`logprobs` of /v1/completions: lists of equal length."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[Count]
+
+
+class CompletionChoice(msgspec.Struct, kw_only=True):
+    """One text."""
+
+    index: Count
+    text: str
+    logprobs: OlderLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    prompt_logprobs: PromptLogprobs = UNSET
+    prompt_token_ids: TokenIds = UNSET
+    token_ids: TokenIds = UNSET
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """Answer of /v1/completions, and each event of its stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: Count
+    model: str
+    system_fingerprint: Annotated[str, Meta(description="changes with anything that may change the text")]
+    choices: list[CompletionChoice]
+    usage: Annotated[Usage | UnsetType | None, Meta(description="in streams only as stream_options say")] = UNSET
+
+
+class TopLogprob(msgspec.Struct, kw_only=True):
+    """A token that might have stood there."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, kw_only=True):
+    """A token of the text."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, kw_only=True):
+    """`logprobs` of a chat choice."""
+
+    content: list[TokenLogprob] | None
+    refusal: None
+
+
+class ChatMessage(msgspec.Struct, kw_only=True):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | UnsetType | None = UNSET
+    tool_calls: list[dict[str, Any]] | UnsetType | None = UNSET
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    """One answer."""
+
+    index: Count
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: TokenIds = UNSET
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """Answer of /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: Count
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs = UNSET
+    prompt_token_ids: TokenIds = UNSET
+
+
+class Generated(msgspec.Struct, kw_only=True):
+    """Answer of /generate."""
+
+    id: str
+    model: str
+    text: str
+    finish_reason: Literal["stop", "length"]
+    usage: Usage
+
+
+class Tokenized(msgspec.Struct, kw_only=True):
+    """Answer of /tokenize."""
+
+    count: Count
+    max_model_len: Count
+    tokens: list[Count]
+    token_strs: Annotated[list[str] | UnsetType, Meta(description="with return_token_strs")] = UNSET
+
+
+class Detokenized(msgspec.Struct, kw_only=True):
+    """Answer of /detokenize."""
+
+    prompt: str
+
+
+class Model(msgspec.Struct, kw_only=True):
+    """A served model."""
+
+    id: str
+    object: Literal["model"]
+    created: Annotated[Count, Meta(description="Unix seconds")]
+    owned_by: str
+    aliases: Annotated[list[str], Meta(description="other names that requests may use (model.aliases)")]
+    max_model_len: Annotated[Count, Meta(description="tokens, prompt and output of one request together")]
+    status: Literal["ready", "loading"]
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """Answer of /v1/models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Version(msgspec.Struct, kw_only=True):
+    """Answer of /version."""
+
+    version: str
+
+
+class Live(msgspec.Struct, kw_only=True):
+    """Answer of /livez."""
+
+    status: Literal["ok"]
+
+
+class Ready(msgspec.Struct, kw_only=True):
+    """Answer of /readyz."""
+
+    status: Literal["ready", "not_ready"]
+    phase: str
+    percent: float | None
+    reason: str | None
+    last_step_age_s: float | None
+    restarts: Count
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    """What is wrong: all four keys always."""
+
+    message: Annotated[str, Meta(description="names field, value, limit, and what to do")]
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(msgspec.Struct, kw_only=True):
+    """Answer to a request that was refused or failed, and last event of a stream that failed."""
+
+    error: ErrorDetail
