@@ -40,6 +40,7 @@ async def test_answer_has_the_openai_shape(server: Server) -> None:
     assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (29, 9)
 
 
+@pytest.mark.fields("/v1/chat/completions", "messages")
 async def test_prompts_are_those_of_the_reference(server: Server) -> None:
     """Each golden conversation gives exactly the reference's prompt ids."""
     cases = [case for case in GOLDEN if case["messages"]]
@@ -61,6 +62,7 @@ async def test_stream_has_role_deltas_finish_and_usage_in_order(server: Server) 
     assert done == "[DONE]"
 
 
+@pytest.mark.fields("/v1/chat/completions", "logprobs", "top_logprobs")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_logprobs_list_each_token(server: Server, stream: bool) -> None:
     """logprobs gives token, log-probability and bytes for each generated token and its rivals."""
@@ -83,6 +85,7 @@ async def test_special_tokens_in_content_stay_text(server: Server) -> None:
     assert evil in prompt_text(server)
 
 
+@pytest.mark.fields("messages", "content")
 async def test_parts_are_joined(server: Server) -> None:
     """Text parts read as lines of one content, also when they would form a special token together."""
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
@@ -90,6 +93,7 @@ async def test_parts_are_joined(server: Server) -> None:
     assert "<|im_start|>user\none\ntwo<|im_end|>" in prompt_text(server)
 
 
+@pytest.mark.fields("messages", "role")
 async def test_roles(server: Server) -> None:
     """developer reads as system, tool answers reach the template, sent-back answers are taken as they are."""
     messages = [
@@ -122,6 +126,7 @@ async def test_max_tokens_defaults_to_the_limit_or_the_context(make_server: Call
     assert server.service.last.max_tokens == 2048 - len(server.service.last.prompt_ids) < 1024
 
 
+@pytest.mark.fields("/v1/chat/completions", "max_tokens", "max_completion_tokens")
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_both_names_of_max_tokens(server: Server, name: str) -> None:
     """max_tokens and max_completion_tokens mean the same."""
@@ -129,6 +134,7 @@ async def test_both_names_of_max_tokens(server: Server, name: str) -> None:
     assert server.service.last.max_tokens == 3
 
 
+@pytest.mark.fields("/v1/chat/completions", "continue_final_message")
 async def test_final_message_can_be_continued(server: Server) -> None:
     """continue_final_message leaves the last message open."""
     request = {
@@ -140,12 +146,14 @@ async def test_final_message_can_be_continued(server: Server) -> None:
     assert prompt_text(server).endswith("<|im_start|>assistant\nThe capital ")
 
 
+@pytest.mark.fields("/v1/chat/completions", "add_generation_prompt")
 async def test_generation_prompt_can_be_left_out(server: Server) -> None:
     """add_generation_prompt: false ends with the last message."""
     await server.post("/v1/chat/completions", {"messages": ASK, "add_generation_prompt": False})
     assert prompt_text(server).endswith("Norway?<|im_end|>\n")
 
 
+@pytest.mark.fields("/v1/chat/completions", "metadata", "store", "safety_identifier")
 async def test_harmless_fields_are_accepted(server: Server) -> None:
     """Fields that mean nothing here, and the off values of those not implemented, are taken in silence."""
     request = {

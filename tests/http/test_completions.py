@@ -40,6 +40,7 @@ async def test_max_tokens_ends_with_length(server: Server) -> None:
     assert (choice["text"], choice["finish_reason"]) == ("The capital", "length")
 
 
+@pytest.mark.fields("/v1/completions", "max_tokens")
 async def test_max_tokens_defaults_to_16_or_what_is_left(server: Server) -> None:
     """Without max_tokens a completion may have 16 tokens, fewer where the context ends."""
     await server.post("/v1/completions", {"prompt": [5]})
@@ -48,6 +49,7 @@ async def test_max_tokens_defaults_to_16_or_what_is_left(server: Server) -> None
     assert server.service.last.max_tokens == 8
 
 
+@pytest.mark.fields("/v1/completions", "prompt")
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
@@ -158,18 +160,13 @@ async def test_stop_string_just_before_the_engine_died(server: Server) -> None:
     assert "Server-Timing" not in answer.headers
 
 
-async def test_stop_string_can_be_kept(server: Server) -> None:
-    """include_stop_str_in_output keeps the stop string, and nothing after it."""
-    request = {"prompt": "Hi", "max_tokens": 50, "stop": "way i", "include_stop_str_in_output": True}
-    assert (await server.post("/v1/completions", request)).json["choices"][0]["text"] == "The capital of Norway i"
-
-
 async def test_stop_string_waits_for_min_tokens(server: Server) -> None:
     """A stop string that is complete before min_tokens does not end the text."""
     request = {"prompt": "Hi", "max_tokens": 50, "stop": "capital", "min_tokens": 4}
     assert (await server.post("/v1/completions", request)).json["choices"][0]["text"] == REPLY
 
 
+@pytest.mark.fields("/v1/completions", "logprobs")
 async def test_logprobs_have_the_older_shape(server: Server) -> None:
     """Four lists of equal length; offsets point into the text; the sampled token is always in the top list."""
     request = {"prompt": "Hi", "max_tokens": 50, "logprobs": 2}
@@ -189,6 +186,7 @@ async def test_logprobs_zero_lists_the_sampled_token(server: Server) -> None:
     assert logprobs["top_logprobs"] == [{"The": -0.5}]
 
 
+@pytest.mark.fields("/v1/completions", "echo")
 @pytest.mark.parametrize("stream", [False, True])
 async def test_echo_with_logprobs_scores_the_prompt(server: Server, stream: bool) -> None:
     """echo puts the prompt first; with logprobs its tokens come first too, the very first without a value."""
@@ -222,82 +220,3 @@ async def test_scoring_generates_nothing(server: Server) -> None:
     assert len(body["choices"][0]["logprobs"]["tokens"]) == 2
     assert body["usage"]["completion_tokens"] == 0
     assert server.service.last.max_tokens == 0
-
-
-async def test_prompt_logprobs_by_id(server: Server) -> None:
-    """prompt_logprobs lists, for each position but the first, ids with log-probability and rank."""
-    request = {"prompt": [568, 572], "max_tokens": 1, "prompt_logprobs": 2}
-    found = (await server.post("/v1/completions", request)).json["choices"][0]["prompt_logprobs"]
-    assert found[0] is None
-    assert found[1]["572"] == {"logprob": -0.5, "rank": 1, "decoded_token": " capital"}
-    assert found[1]["573"]["rank"] == 2
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_token_ids_are_returned(server: Server, stream: bool) -> None:
-    """return_token_ids adds the ids of prompt and output, end id included."""
-    request = {"prompt": [568, 572], "max_tokens": 50, "return_token_ids": True, "stream": stream}
-    answer = await server.post("/v1/completions", request)
-    choices = [chunk["choices"][0] for chunk in (answer.events[:-1] if stream else [answer.json])]
-    assert choices[0]["prompt_token_ids"] == [568, 572]
-    assert [token for choice in choices for token in choice.get("token_ids", [])] == IDS
-
-
-async def test_special_tokens_show_on_demand(server: Server) -> None:
-    """skip_special_tokens: false shows special tokens that are not the end."""
-    server.service.reply = [568, 4092, 572]
-    request = {"prompt": "Hi", "skip_special_tokens": False}
-    assert (await server.post("/v1/completions", request)).json["choices"][0]["text"] == "The<|im_start|> capital"
-    assert (await server.post("/v1/completions", {"prompt": "Hi"})).json["choices"][0]["text"] == "The capital"
-
-
-async def test_prompt_can_be_truncated(server: Server) -> None:
-    """truncate_prompt_tokens keeps the last tokens; -1 keeps as many as leave room for max_tokens."""
-    await server.post("/v1/completions", {"prompt": list(range(100)), "truncate_prompt_tokens": 3})
-    assert server.service.last.prompt_ids == (97, 98, 99)
-    request = {"prompt": [7] * 3000, "truncate_prompt_tokens": -1, "max_tokens": 48}
-    assert (await server.post("/v1/completions", request)).status == 200
-    assert len(server.service.last.prompt_ids) == 2000
-
-
-async def test_sampling_fields_reach_the_scheduler(server: Server) -> None:
-    """Each sampling field is passed on as given."""
-    request = {
-        "prompt": "Hi",
-        "temperature": 0.5,
-        "top_p": 0.25,
-        "top_k": 7,
-        "min_p": 0.125,
-        "seed": -1,
-        "presence_penalty": -2,
-        "frequency_penalty": 2,
-        "repetition_penalty": 1.5,
-        "logit_bias": {"5": -100, "4": 1.5},
-        "stop_token_ids": [9],
-        "min_tokens": 2,
-        "experts": {"per_token": 1, "threshold": 0.25},
-    }
-    assert (await server.post("/v1/completions", request)).status == 200
-    seen = server.service.last
-    sampling = seen.sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.5, 0.25, 7, 0.125)
-    assert sampling.seed == 2**64 - 1
-    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-2, 2, 1.5)
-    assert sampling.logit_bias == ((4, 1.5), (5, -100.0))
-    assert (seen.stop_token_ids, seen.min_tokens) == ((4093, 4091, 9), 2)
-    assert (seen.experts.per_token, seen.experts.threshold) == (1, 0.25)
-
-
-async def test_defaults_are_those_of_the_model(server: Server) -> None:
-    """Where a request names no sampling, generation_config.json does; seeds are drawn anew."""
-    for _ in range(2):
-        await server.post("/v1/completions", {"prompt": "Hi"})
-    first, second = (request.sampling for request in server.service.seen)
-    assert (first.temperature, first.top_p, first.top_k) == (0.7, 0.9, 0)
-    assert first.seed != second.seed
-
-
-async def test_ignore_eos_leaves_only_asked_ends(server: Server) -> None:
-    """With ignore_eos the model's own end ids end nothing."""
-    await server.post("/v1/completions", {"prompt": "Hi", "ignore_eos": True, "stop_token_ids": [9]})
-    assert server.service.last.stop_token_ids == (9,)

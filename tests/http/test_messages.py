@@ -25,6 +25,7 @@ def plain(**fields: Any) -> dict[str, Any]:
     return plain_message(msgspec.convert(fields, Message), 0)
 
 
+@pytest.mark.fields("messages", "tool_calls")
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [('{"a": 1}', {"a": 1}), ("not json", "not json"), ("[1]", "[1]"), ({"a": 1}, {"a": 1}), (None, None)],
@@ -36,6 +37,7 @@ def test_tool_call_arguments(arguments: Any, expected: Any) -> None:
     assert found["function"] == {"name": "f", "arguments": expected}
 
 
+@pytest.mark.fields("messages", "name", "tool_call_id", "reasoning_content")
 def test_optional_fields_are_passed_on() -> None:
     """name, tool_call_id and reasoning_content reach the template when given, and only then."""
     assert plain(role="user", content="a") == {"role": "user", "content": "a"}

@@ -56,6 +56,7 @@ async def test_version(server: Server) -> None:
     assert (await server.get("/version")).json == {"version": colibrid.__version__}
 
 
+@pytest.mark.fields("/generate", "prompt", "max_new_tokens")
 async def test_generate_short_form(server: Server) -> None:
     """/generate takes prompt and max_new_tokens and gives the text."""
     body = (await server.post("/generate", {"prompt": "Hi", "max_new_tokens": 2, "temperature": 0})).json

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 ASK = [{"role": "user", "content": "Hi"}]
 
 
+@pytest.mark.fields("/detokenize", "tokens")
+@pytest.mark.fields("/tokenize", "prompt")
 async def test_prompt_to_ids_and_back(server: Server) -> None:
     """A prompt's ids are counted and listed with the context's length; the ids give the prompt again."""
     found = (await server.post("/tokenize", {"prompt": "The capital of Norway is Oslo."})).json
@@ -22,6 +24,7 @@ async def test_prompt_to_ids_and_back(server: Server) -> None:
     assert text == {"prompt": "The capital of Norway is Oslo."}
 
 
+@pytest.mark.fields("/tokenize", "return_token_strs")
 async def test_special_tokens_are_parsed_and_shown(server: Server) -> None:
     """The string of a special token is the token, and reads the same on the way back."""
     found = (await server.post("/tokenize", {"prompt": "<|im_start|>", "return_token_strs": True})).json
@@ -29,6 +32,7 @@ async def test_special_tokens_are_parsed_and_shown(server: Server) -> None:
     assert (await server.post("/detokenize", {"tokens": [4092]})).json["prompt"] == "<|im_start|>"
 
 
+@pytest.mark.fields("/tokenize", "messages", "add_generation_prompt", "add_special_tokens")
 @pytest.mark.parametrize("options", [{}, {"add_generation_prompt": False}, {"add_special_tokens": True}])
 async def test_messages_are_what_chat_would_send(server: Server, options: dict[str, Any]) -> None:
     """Messages give the very ids that the chat route computes."""
@@ -38,6 +42,7 @@ async def test_messages_are_what_chat_would_send(server: Server, options: dict[s
     assert found["count"] == len(found["tokens"])
 
 
+@pytest.mark.fields("/tokenize", "continue_final_message")
 async def test_final_message_can_be_left_open(server: Server) -> None:
     """continue_final_message ends the ids with the last message's text."""
     messages = [*ASK, {"role": "assistant", "content": "Well"}]
@@ -92,6 +97,8 @@ async def test_limits(make_server: Callable[..., Any], monkeypatch: pytest.Monke
     assert (answer.status, answer.error["param"]) == (400, "tokens")
 
 
+@pytest.mark.fields("/detokenize", "model")
+@pytest.mark.fields("/tokenize", "model")
 async def test_model_is_checked(server: Server) -> None:
     """Another model than the served one is 404."""
     for path, body in (("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})):
