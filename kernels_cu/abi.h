@@ -503,4 +503,13 @@ typedef struct clb_dummy_args {
 } clb_dummy_args;
 CLB_SIZE_ASSERT(clb_dummy_args, 40);
 
+/* clb_read: adds all 32-bit words of the input to *sum, modulo 2^32: what reading them costs, for benches. Grid: any
+   number of blocks of 256 threads. */
+typedef struct clb_read_args {
+  CLB_DEVICE_PTR(const uint4) input; /* (vectors) of 16 bytes */
+  CLB_DEVICE_PTR(uint32_t) sum;      /* (1) */
+  uint64_t vectors;
+} clb_read_args;
+CLB_SIZE_ASSERT(clb_read_args, 24);
+
 #endif /* CLB_KERNELS_ABI_H */

@@ -17,6 +17,7 @@ from colibrid.cli.options import engine_options, load_settings
 from colibrid.cli.shapes import SHAPES, write_shape
 from colibrid.config.environment import read_environment
 from colibrid.config.load import BUILT_IN
+from colibrid.config.sizes import format_bytes
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def _open(settings: Settings, model: str | None, loads: Sequence[Load]) -> tuple
 def _measure(
     opened: EngineBench, spec: EngineSpec, manifest: Manifest, loads: Sequence[Load], cpus: set[int], *, as_json: bool
 ) -> None:
+    from colibrid.cli.banner import memory_lines  # noqa: PLC0415
     from colibrid.cli.bench_bandwidth import (  # noqa: PLC0415
         PROBE_BYTES,
         BandwidthProbe,
@@ -147,8 +149,11 @@ def _measure(
         machine, probe = opened.gpu.info.name, GpuBandwidthProbe(opened.gpu)
         device = f"cuda, {machine}"
     opened.warm_up()
+    bill = memory_lines(opened.plan)
+    if opened.beside_arena:
+        bill.append(f"  taken beside the arena while opening: {format_bytes(opened.beside_arena)}")
     if not as_json:
-        for line in engine_head(manifest, spec, device, probe.reader, probe.measure()):
+        for line in engine_head(manifest, spec, device, bill, probe.reader, probe.measure()):
             print(line)
     rows: list[Row] = []
     for load in loads:
@@ -167,6 +172,8 @@ def _measure(
             "device": spec.device,
             "threads": opened.threads,
             "layers": len(manifest.layers),
+            "memory": msgspec.to_builtins(opened.plan),
+            "memory_beside_arena": opened.beside_arena,
             "prefill_chunk": spec.prefill_chunk,
             "prefill_tokens": spec.prefill_tokens,
             "probe_threads": probe.threads,

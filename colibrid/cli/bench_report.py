@@ -10,7 +10,7 @@ from colibrid.cli.footprint import footprint
 from colibrid.config.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from colibrid.cli.bench_http import HttpReport
     from colibrid.cli.bench_stats import Spread
@@ -29,8 +29,10 @@ def machine_name(cpus: int, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return f"{names[0] if names else platform.machine()}, {_count(cpus, 'CPU')}"
 
 
-def engine_head(manifest: Manifest, spec: EngineSpec, device: str, reader: str, bandwidth: float) -> Iterator[str]:
-    """What stands above the lines of `bench engine`; bandwidth in bytes a second."""
+def engine_head(
+    manifest: Manifest, spec: EngineSpec, device: str, memory: Sequence[str], reader: str, bandwidth: float
+) -> Iterator[str]:
+    """What stands above the lines of `bench engine`; memory: lines of the bill; bandwidth in bytes a second."""
     parts = footprint(manifest)
     weights = "random weights, " if spec.weights == "dummy" else "weights "
     yield f"model      {manifest.name} ({manifest.family}), {weights}{manifest.precision}, KV {spec.kv_precision}"
@@ -39,10 +41,13 @@ def engine_head(manifest: Manifest, spec: EngineSpec, device: str, reader: str, 
         f"bytes      {format_bytes(parts.dense_read)} dense a step + {format_bytes(int(parts.mean_expert))} a run of an "
         f"expert ({parts.expert_count} in {len(manifest.layers)} layers)"
     )
+    total, *rows = memory
+    yield f"memory     {total}"
+    yield from (f"         {row}" for row in rows)
     yield f"read       {bandwidth / 1e9:.1f} GB/s by {reader}, measured now and beside each line"
     yield ""
-    yield "                prefill   decode     step    layer  above floor  experts    calls       bytes     of"
-    yield " batch  context   tok/s    tok/s       ms       us     us/layer   a step    saved      a step  floor"
+    yield "                prefill   decode     step    layer  above floor  experts    calls       bytes    read     of"
+    yield " batch  context   tok/s    tok/s       ms       us     us/layer   a step    saved      a step    GB/s  floor"
 
 
 def engine_line(row: Row) -> str:
@@ -50,7 +55,8 @@ def engine_line(row: Row) -> str:
     return (
         f"{row.slots:6d} {row.context:8d} {row.prefill_tokens_per_s:7.0f} {row.decode_tokens_per_s:8.0f} "
         f"{row.step_ms:8.3f} {row.layer_us:8.1f} {row.layer_us_above_floor:12.1f} {row.expert_runs_per_step:8.1f} "
-        f"{row.expert_calls_saved_per_step:8.1f} {format_bytes(row.bytes_per_step):>11} {100 * row.floor_share:4.0f} %"
+        f"{row.expert_calls_saved_per_step:8.1f} {format_bytes(row.bytes_per_step):>11} "
+        f"{row.read_bandwidth / 1e9:7.1f} {100 * row.floor_share:4.0f} %"
     )
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import msgspec
+import numpy as np
 
 from colibrid.cli.footprint import Footprint, footprint
 from colibrid.engine import abi
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from numpy.typing import NDArray
+
     from colibrid.engine.device_cuda import CudaDevice
     from colibrid.engine.spec import EngineSpec
     from colibrid.engine.state import MemoryPlan
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _MOST_SECONDS = 3.0  # of repeating one measurement
+_COUNTED_STEPS = 8  # of a GPU's decode steps whose experts are counted: waiting for each would spoil its time
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +56,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float  # the mean decode step of the median repeat
     layer_us: float  # the same, a layer
     layer_us_above_floor: float
-    expert_runs_per_step: float  # distinct experts hit, over all layers: each runs once
+    expert_runs_per_step: float  # distinct experts hit, counted on the device over all layers: each runs once
     expert_calls_saved_per_step: float  # beyond them, (token, expert) pairs: runs that one call a token would take
     bytes_per_step: int
     read_bandwidth: float  # bytes a second
@@ -70,7 +74,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     def slack(self, prefill_tokens: int) -> int:
         """Decode steps of the slots that start first, until the last one has started."""
-        return -(-self.slots * self.prompt_tokens // prefill_tokens) + 4
+        return -(-self.slots * self.prompt_tokens // prefill_tokens) + 4 + _COUNTED_STEPS
 
     def context(self, prefill_tokens: int) -> int:
         """The most tokens that a slot comes to hold."""
@@ -79,8 +83,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Decoded(msgspec.Struct, frozen=True):
     step_s: float
-    runs: int
-    assignments: int
+    runs: float  # a step
+    assignments: float  # a step
 
 
 class Probe(Protocol):
@@ -112,6 +116,7 @@ class EngineBench:
         self._stack = ExitStack()
         self.plan: MemoryPlan
         self.gpu: CudaDevice | None = None
+        self.beside_arena = 0  # bytes of device memory that opening took beyond the arena: graphs
         try:
             self._open()
         except BaseException:
@@ -130,7 +135,7 @@ class EngineBench:
         decoded = _repeat(load.repeat, lambda: self._decode(load))
         bandwidth = max(bandwidth, probe.measure())
         step_s = statistics.median(turn.step_s for turn in decoded)
-        runs = statistics.mean(turn.runs for turn in decoded) / steps
+        runs = statistics.mean(turn.runs for turn in decoded)
         context = load.prompt_tokens + steps // 2
         read = self._parts.dense_read + runs * self._parts.mean_expert
         read += slots * self._kv_read(context)
@@ -148,7 +153,7 @@ class EngineBench:
             layer_us=step_s * 1e6 / layers,
             layer_us_above_floor=(step_s - floor_s) * 1e6 / layers,
             expert_runs_per_step=runs,
-            expert_calls_saved_per_step=statistics.mean(turn.assignments for turn in decoded) / steps - runs,
+            expert_calls_saved_per_step=statistics.mean(turn.assignments for turn in decoded) - runs,
             bytes_per_step=int(read),
             read_bandwidth=bandwidth,
             floor_ms=floor_s * 1e3,
@@ -180,6 +185,7 @@ class EngineBench:
             from colibrid.engine.gpu import attach_gpu  # noqa: PLC0415
 
             self.plan, self.gpu = attach_gpu(setup, mapping, self._stack)
+        free = 0 if self.gpu is None else self.gpu.free_bytes()
         self._engine, error = ctypes.c_void_p(), abi.Error()
         with ExitStack() as opening:
             modules = opening.enter_context(KernelModules())
@@ -194,6 +200,8 @@ class EngineBench:
         if status != abi.Status.OK:
             raise setup.error(status, error)
         self._stack.callback(library.c.clb_engine_close, self._engine)
+        if self.gpu is not None:
+            self.beside_arena = free - self.gpu.free_bytes()
 
     def warm_up(self) -> None:
         """Touch every buffer and let the clocks rise."""
@@ -218,35 +226,55 @@ class EngineBench:
 
     def _decode(self, load: Load) -> _Decoded:
         """The mean of `steps` decode steps over all slots, and the experts that they ran."""
-        self._start(load, load.steps + load.slack(self._spec.prefill_tokens))
-        started = set[int]()
-        while len(started) < load.slots:
-            self._turn()
-            started |= {event.slot for event in self._events() if event.kind == abi.EventKind.TOKEN}
-        before, seconds = self._stats(), 0.0
+        self.start_decoding(load)
+        before, seconds = self.stats(), 0.0
         begun = time.perf_counter()
         for _ in range(load.steps):
             seconds += self._turn()
             self._events()
         elapsed = time.perf_counter() - begun
-        after = self._stats()
+        after = self.stats()
         done = after.steps_decode - before.steps_decode
         if self.gpu is not None:
             seconds = elapsed  # a GPU works while events are read, and steps end a turn late
         if abs(done - load.steps) > (0 if self.gpu is None else 1):
             raise EngineError(f"{load.steps} turns made {done} decode steps; report this as a bug")
-        runs = after.expert_launches - before.expert_launches
+        runs = (after.expert_launches - before.expert_launches) / done
         if self.gpu is not None:
-            runs = round(done * expected_runs(self._manifest, load.slots))
+            runs = self.count_runs(load.slots)
         self._push([Command(abi.CommandKind.CLOSE, slot, self._generation) for slot in range(load.slots)])
-        while self._stats().slots_open:
+        while self.stats().slots_open:
             self._turn()
             self._events()
-        return _Decoded(
-            seconds / done,
-            runs,
-            after.expert_assignments - before.expert_assignments,
-        )
+        return _Decoded(seconds / done, runs, (after.expert_assignments - before.expert_assignments) / done)
+
+    def start_decoding(self, load: Load) -> None:
+        """Prefill all slots, and leave each enough tokens to generate."""
+        self._start(load, load.steps + load.slack(self._spec.prefill_tokens))
+        started = set[int]()
+        while len(started) < load.slots:
+            self._turn()
+            started |= {event.slot for event in self._events() if event.kind == abi.EventKind.TOKEN}
+
+    def count_runs(self, slots: int) -> float:
+        """Distinct experts that a decode step of the first `slots` slots hits, over all layers: the mean of a few."""
+        runs = []
+        before = self._counts(slots)
+        for _ in range(_COUNTED_STEPS):
+            self._turn()
+            self._events()
+            after = self._counts(slots)
+            used = (after - before).sum(axis=0)
+            if used.sum() != slots * sum(layer.experts_per_token for layer in self._manifest.layers):
+                raise EngineError(f"one turn used {used.sum()} experts; report this as a bug")
+            runs.append(int(np.count_nonzero(used)))
+            before = after
+        return statistics.mean(runs)
+
+    def _counts(self, slots: int) -> NDArray[np.uint32]:
+        """Assignments so far, (slots, layers x experts)."""
+        self._check(self._library.c.clb_engine_count_experts(self._engine))
+        return np.array([np.asarray(self._channel.expert_counts(slot)) for slot in range(slots)], dtype=np.uint32)
 
     def _start(self, load: Load, max_tokens: int) -> None:
         slots, prompt_tokens = load.slots, load.prompt_tokens
@@ -275,9 +303,12 @@ class EngineBench:
         started = time.perf_counter()
         status = self._library.c.clb_engine_turn(self._engine, ctypes.byref(worked))
         seconds = time.perf_counter() - started
+        self._check(status)
+        return seconds
+
+    def _check(self, status: int) -> None:
         if status != abi.Status.OK:
             raise EngineError(f"the engine stopped by itself ({self._library.status_name(status)})")
-        return seconds
 
     def _events(self) -> list[Event]:
         events = self._channel.pop()
@@ -288,22 +319,11 @@ class EngineBench:
                 self._channel.advance(event.slot, event.record, event.record + 1)
         return events
 
-    def _stats(self) -> abi.Stats:
+    def stats(self) -> abi.Stats:
+        """A fresh copy of the engine's counters."""
         stats = abi.Stats()
         self._library.c.clb_engine_stats(self._engine, ctypes.byref(stats))
         return stats
-
-
-def expected_runs(manifest: Manifest, tokens: int) -> float:
-    """Distinct experts that a step of so many tokens hits, over all layers, if each token's are drawn alike.
-
-    What a GPU bench goes by: a step there does not tell which experts it used.
-    """
-    return sum(
-        layer.experts * (1 - (1 - layer.experts_per_token / layer.experts) ** tokens)
-        for layer in manifest.layers
-        if layer.experts
-    )
 
 
 def _repeat(times: int, measure: Callable[[], _T]) -> list[_T]:

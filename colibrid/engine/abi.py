@@ -478,6 +478,7 @@ PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "clb_engine_turn": (c_int32, (c_void_p, POINTER(c_uint32))),
     "clb_engine_post": (c_int32, (c_void_p, c_uint32)),
     "clb_engine_stats": (c_int32, (c_void_p, POINTER(Stats))),
+    "clb_engine_count_experts": (c_int32, (c_void_p,)),
     "clb_engine_check": (c_int32, (c_void_p, POINTER(Error))),
     "clb_engine_close": (None, (c_void_p,)),
     "clb_kernels_abi": (c_uint32, ()),

@@ -271,6 +271,12 @@ class DaemonChannel:
             result.assignments, result.trimmed, result.dropped, result.prompt_records, result.cached_tokens
         )
 
+    def expert_counts(self, slot: int) -> memoryview[int]:
+        """Assignments of the slot's request by layer and expert, layers x max_experts: a copy."""
+        offset = self._result_offset(slot) + self.layout.result_counts
+        count = self.shape.layers * self.shape.max_experts
+        return memoryview(self._map.bytes[offset : offset + 4 * count]).cast("I")
+
     def advance(self, slot: int, old_tail: int, tail: int) -> bool:
         """Records from `old_tail` to below `tail` have been read and may be overwritten.
 

@@ -56,6 +56,17 @@ ENTRY_NAMES = (
 )
 
 
+# clb_read of kernels_cu/abi.h.
+READ_KERNEL = "clb_read"
+READ_THREADS = 256
+READ_BLOCKS = 8  # a multiprocessor
+READ_BYTES = 8 << 30  # at a time: 2 ms
+
+
+class _ReadArguments(ctypes.Structure):
+    _fields_ = (("input", ctypes.c_uint64), ("sum", ctypes.c_uint64), ("vectors", ctypes.c_uint64))
+
+
 class CudaEntries(ctypes.Structure):
     """clb_cuda_entries of engine_c/src/driver.h; must stay alive while C uses the driver."""
 
@@ -227,21 +238,32 @@ class CudaDevice:
             multiprocessors=self.info.multiprocessors,
         )
 
-    def copy_bandwidth(self, size: int = 256 << 20, rounds: int = 20) -> float:
-        """Bytes a second that a copy on the device reads and writes, for benches. Needs 2 * size of free memory."""
-        blocks = [_call(self.driver, "cuMemAlloc", size) for _ in range(2)]
-        try:
-            self._copy(blocks, size, rounds)  # the clocks rise
-            return 2 * size * rounds / self._copy(blocks, size, rounds)
-        finally:
-            for block in blocks:
-                self.driver.cuMemFree(block)
+    def read_bandwidth(self, rounds: int = 4) -> float:
+        """Bytes a second that the device reads of its arena, whose contents do not matter; for benches.
 
-    def _copy(self, blocks: list[Any], size: int, rounds: int) -> float:
+        The arena should be far larger than the device's caches.
+        """
+        function = next(kernel.function for kernel in self.kernels if kernel.name == READ_KERNEL)
+        size = min(self.arena_bytes, READ_BYTES) // 16 * 16
+        total = _call(self.driver, "cuMemAlloc", 4)
+        try:
+            arguments = _ReadArguments(self.arena, int(total), size // 16)
+            self._read(function, arguments, 1)  # the clocks rise
+            return size * rounds / self._read(function, arguments, rounds)
+        finally:
+            self.driver.cuMemFree(total)
+
+    def _read(self, function: int, arguments: _ReadArguments, rounds: int) -> float:
         """Seconds."""
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        blocks = READ_BLOCKS * self.info.multiprocessors
+        self.synchronise()
         started = time.perf_counter()
         for _ in range(rounds):
-            _call(self.driver, "cuMemcpyDtoDAsync", *blocks, size, self.stream)
+            _call(
+                self.driver, "cuLaunchKernel", function, blocks, 1, 1, READ_THREADS, 1, 1, 0, self.stream,
+                ctypes.addressof(pointers), 0,
+            )  # fmt: skip
         self.synchronise()
         return time.perf_counter() - started
 

@@ -515,6 +515,10 @@ CLB_API int32_t clb_engine_run(clb_engine* engine);
 CLB_API int32_t clb_engine_turn(clb_engine* engine, uint32_t* worked);
 CLB_API int32_t clb_engine_post(clb_engine* engine, uint32_t mail);
 CLB_API int32_t clb_engine_stats(const clb_engine* engine, clb_stats* stats);
+/* Brings the counts of experts in the result blocks of open slots up to date with all steps so far, and waits for
+   these. On a device they are there only when a request has ended otherwise. For tools; not while clb_engine_run runs.
+   DEVICE. */
+CLB_API int32_t clb_engine_count_experts(clb_engine* engine);
 /* Conservation of pools, runs and slots. INTERNAL with a message iff one is broken. */
 CLB_API int32_t clb_engine_check(const clb_engine* engine, clb_error* error);
 CLB_API void clb_engine_close(clb_engine* engine);

@@ -121,5 +121,7 @@ int32_t clb_cuda_mask_set(clb_engine* engine, uint32_t slot, uint32_t position);
 /* At most one prefill and one decode step; waits until at most one step is in flight. *worked: 1 if one was launched
    or seen. */
 int32_t clb_cuda_steps(clb_engine* engine, uint32_t* worked);
+/* Counts of all open slots, and waits for them. */
+int32_t clb_cuda_count_experts(clb_engine* engine);
 
 #endif /* CLB_CUDA_INTERNAL_H */

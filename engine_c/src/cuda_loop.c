@@ -253,6 +253,17 @@ static int32_t copy_counts(clb_engine* engine, uint32_t slot) {
                                clb_cuda_at(cuda, cuda->at.expert_counts + slot * bytes), bytes);
 }
 
+int32_t clb_cuda_count_experts(clb_engine* engine) {
+  struct clb_cuda* const cuda = engine->cuda;
+  int32_t status = CLB_OK;
+  for (uint32_t slot = 0; status == CLB_OK && slot < engine->config.channel.slots; ++slot) {
+    if (engine->slots[slot].state != CLB_SLOT_FREE) {
+      status = copy_counts(engine, slot);
+    }
+  }
+  return status != CLB_OK ? status : cuda->driver.stream_wait(&cuda->driver, cuda->device.stream);
+}
+
 static int32_t launch_prefill(clb_engine* engine, uint32_t* worked) {
   struct clb_cuda* const cuda = engine->cuda;
   uint32_t* const item_rows = engine->buffers.identity; /* (R) */

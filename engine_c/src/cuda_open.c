@@ -169,4 +169,5 @@ const clb_backend clb_backend_cuda = {
     .slot_opened = clb_cuda_slot_opened,
     .mask_set = clb_cuda_mask_set,
     .steps = clb_cuda_steps,
+    .count_experts = clb_cuda_count_experts,
 };

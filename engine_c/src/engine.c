@@ -175,6 +175,8 @@ int32_t clb_engine_stats(const clb_engine* engine, clb_stats* stats) {
   return CLB_OK;
 }
 
+int32_t clb_engine_count_experts(clb_engine* engine) { return engine->backend->count_experts(engine); }
+
 /* Open slots stand in `order` once each, and nobody else does. */
 static int32_t check_slots(const clb_engine* engine, clb_error* error) {
   uint32_t seen[CLB_MAX_SLOTS] = {0};

@@ -175,6 +175,12 @@ static int32_t set_mask_cpu(clb_engine* engine, uint32_t slot, uint32_t position
   return CLB_OK;
 }
 
+/* Steps count where the daemon reads. */
+static int32_t count_experts_cpu(clb_engine* engine) {
+  (void)engine;
+  return CLB_OK;
+}
+
 const clb_backend clb_backend_cpu = {
     .plan_weights = clb_plan_weights_cpu,
     .plan_memory = clb_plan_memory_cpu,
@@ -184,4 +190,5 @@ const clb_backend clb_backend_cpu = {
     .slot_opened = open_slot_cpu,
     .mask_set = set_mask_cpu,
     .steps = clb_steps_cpu,
+    .count_experts = count_experts_cpu,
 };

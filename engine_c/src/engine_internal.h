@@ -113,6 +113,8 @@ typedef struct clb_backend {
   int32_t (*mask_set)(clb_engine* engine, uint32_t slot, uint32_t position);
   /* The steps of one turn; *worked becomes 1 if there was one. A failure is final. */
   int32_t (*steps)(clb_engine* engine, uint32_t* worked);
+  /* Counts of experts of all open slots, into their result blocks. A failure is final. */
+  int32_t (*count_experts)(clb_engine* engine);
 } clb_backend;
 
 extern const clb_backend clb_backend_cpu;

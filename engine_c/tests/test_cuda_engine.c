@@ -213,6 +213,24 @@ static void the_end_brings_the_counts_of_experts(void) {
   }
 }
 
+/* In between, counts come when they are asked for: exactly those of the steps so far. */
+static void counts_are_there_when_asked_for(void) {
+  cuda_rig r;
+  open_rig(&r);
+  const clb_request request = cuda_rig_request(20, 30);
+  cuda_rig_start(&r, 3, &request);
+  const uint32_t* const counts = (const void*)((const unsigned char*)r.config.channel_base + r.layout.results +
+                                               3u * r.layout.result_stride + r.layout.result_counts);
+  CHECK_EQ(cuda_rig_turn(&r), CLB_OK); /* the prompt, and the first step of decode behind it */
+  CHECK_EQ(counts[1], 0);
+  for (uint32_t steps = 1; steps < 8u; ++steps) {
+    CHECK_EQ(clb_engine_count_experts(r.engine), CLB_OK);
+    CHECK_EQ(counts[1], 20u + steps);
+    CHECK_EQ(cuda_rig_turn(&r), CLB_OK);
+  }
+  cuda_rig_close(&r);
+}
+
 /* Penalties go by the counts of the slot, which start with the prompt's ids. */
 static void the_device_gets_the_counts_of_a_prompt(void) {
   cuda_rig r;
@@ -364,6 +382,7 @@ int main(int argc, char** argv) {
       TEST(prompt_records_are_written),
       TEST(a_prompt_alone_ends_without_a_token),
       TEST(the_end_brings_the_counts_of_experts),
+      TEST(counts_are_there_when_asked_for),
       TEST(the_device_gets_the_counts_of_a_prompt),
       TEST(a_decode_step_is_one_call),
       TEST(every_failing_call_is_survived),

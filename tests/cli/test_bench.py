@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from colibrid.cli import bench_bandwidth
-from colibrid.cli.engine_bench import Load, expected_runs
+from colibrid.cli.engine_bench import EngineBench, Load
 from colibrid.cli.main import run
 from colibrid.cli.shapes import SHAPES, write_shape
 from colibrid.config.settings import BatchSettings, EngineSettings, ModelSettings, Settings
@@ -18,7 +18,6 @@ from colibrid.engine.configure import plan_memory
 from colibrid.engine.cubins import DeviceError
 from colibrid.engine.library import Library
 from colibrid.engine.spec import make_spec
-from colibrid.model.cache import BUNDLED_MODEL
 from colibrid.model.dummy import dummy_manifest
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def test_table_says_what_was_measured(bundled_pack: Pack, capsys: pytest.Capture
     assert run(["bench", "engine", str(bundled_pack.path), "--device", "cpu", *SHORT]) == 0
     lines = capsys.readouterr().out.splitlines()
     head = "\n".join(lines[:-2])
-    for part in ("hummingbird-13m", "weights bf16", "cpu", "thread", "GB/s", "above floor", "tok/s"):
+    for part in ("hummingbird-13m", "weights bf16", "cpu", "thread", "GB/s", "kv runs", "above floor", "tok/s"):
         assert part in head
     assert "random" not in head
     assert [line.split()[0] for line in lines[-2:]] == ["1", "3"]
@@ -126,7 +125,7 @@ def test_random_weights_need_only_a_configuration_and_say_so(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [(["--slots", "0"], "numbers from 1 to 64"), (["--slots", "x"], "numbers from 1 to 64"),
-     (["--prompt-tokens", "5,0"], "--prompt-tokens"), (["--prompt-tokens", "5,2040"], "do not fit 2048")],
+     (["--prompt-tokens", "5,0"], "--prompt-tokens"), (["--prompt-tokens", "5,2030"], "do not fit 2048")],
 )  # fmt: skip
 def test_impossible_measurements(
     bundled_pack: Pack, arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
@@ -137,10 +136,10 @@ def test_impossible_measurements(
 
 
 def test_slots_that_start_first_have_room_until_the_last_has_started() -> None:
-    """32 prompts of 128 tokens take 8 steps of 512, so the first slot decodes that many steps more."""
+    """32 prompts of 128 tokens take 8 steps of 512, so the first slot decodes that many steps more; and a few are counted."""
     load = Load(slots=32, prompt_tokens=128, steps=64, repeat=1)
-    assert load.slack(512) == 8 + 4
-    assert load.context(512) == 128 + 64 + 12
+    assert load.slack(512) == 8 + 4 + 8
+    assert load.context(512) == 128 + 64 + 20
 
 
 def test_nothing_but_the_document_is_printed(
@@ -160,12 +159,18 @@ def test_nothing_but_the_document_is_printed(
         assert ("device_cpu" in err) == said
 
 
-def test_a_gpu_hits_the_experts_that_chance_gives() -> None:
-    """One token hits its k experts in every MoE layer, very many tokens hit all."""
-    manifest = dummy_manifest(BUNDLED_MODEL)
-    moe = [layer for layer in manifest.layers if layer.experts]
-    assert expected_runs(manifest, 1) == pytest.approx(sum(layer.experts_per_token for layer in moe))
-    assert expected_runs(manifest, 1000) == pytest.approx(sum(layer.experts for layer in moe))
+def test_counted_experts_are_those_that_ran(bundled_pack: Pack) -> None:
+    """What the counts of single steps say, which a GPU goes by, is what the CPU's engine counts as it runs them."""
+    load = Load(slots=3, prompt_tokens=5, steps=1, repeat=1)
+    spec = make_spec(Settings(batch=BatchSettings(slots=3)), str(bundled_pack.path), bundled_pack.manifest)
+    with EngineBench(Library(), spec, bundled_pack.manifest) as opened:
+        opened.start_decoding(load)
+        before = opened.stats()
+        counted = opened.count_runs(3)
+        after = opened.stats()
+    steps = after.steps_decode - before.steps_decode
+    assert steps > 1
+    assert counted == pytest.approx((after.expert_launches - before.expert_launches) / steps)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -114,6 +114,28 @@ def kernels(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_reading_the_arena_leaves_nothing_behind(driver: Bindings, kernels: Path) -> None:
+    """The bench's read gives bytes a second; whichever of its calls fails, its memory is given back and the call named."""
+    manifest = json.loads((kernels / "manifest.json").read_text())
+    manifest["images"][0]["kernels"] = {"clb_read": {}}
+    (kernels / "manifest.json").write_text(json.dumps(manifest))
+    with CudaDevice.open() as device:
+        device.take_arena(1 << 20)
+        device.load(kernels)
+        driver.log.clear()
+        assert device.read_bandwidth() > 0
+        calls = list(dict.fromkeys(driver.log))
+        assert driver.log.count("cuLaunchKernel") == 1 + 4
+        assert driver.log[-1] == "cuMemFree"
+        for name in set(calls) - {"cuMemFree"}:
+            driver.log.clear()
+            driver.fail = {name: Result.CUDA_ERROR_INVALID_VALUE}
+            with pytest.raises(DeviceError, match=f"{name} answered CUDA_ERROR_INVALID_VALUE"):
+                device.read_bandwidth()
+            assert ("cuMemFree" in driver.log) == (name != "cuMemAlloc")
+        driver.fail = {}
+
+
 def test_importing_needs_no_cuda() -> None:
     """The module is imported on machines without any CUDA software: it reaches for the bindings only when asked."""
     program = "import sys, colibrid.engine.device_cuda; sys.exit('cuda' in sys.modules)"
