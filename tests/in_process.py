@@ -179,6 +179,10 @@ class InProcessEngine:
         self.channel.write_mask(slot, position, mask)
         self.channel.push([Command(abi.CommandKind.SET, slot, generation, position)])
 
+    def release_run(self, run: int) -> None:
+        """Let go of a shared run."""
+        self.channel.push([Command(abi.CommandKind.RELEASE_RUN, 0, 0, run)])
+
     def settle(self) -> list[Event]:
         """Turn until there is nothing to do for now. Returns what happened."""
         events: list[Event] = []
@@ -206,7 +210,9 @@ class InProcessEngine:
 
 
 def _released(event: Any) -> bool:
-    return event.kind != abi.EventKind.OPENED and (event.kind != abi.EventKind.TOKEN or event.flags != 0)
+    if event.kind in (abi.EventKind.OPENED, abi.EventKind.WAITING):
+        return False
+    return event.kind != abi.EventKind.TOKEN or event.flags != 0
 
 
 def ask(prompt: Sequence[int], max_tokens: int, *, top: int = 8, prompt_top: int = 0, **more: Any) -> SlotRequest:

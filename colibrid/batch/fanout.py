@@ -91,6 +91,8 @@ class FanOut:
         match event.kind:
             case abi.EventKind.OPENED:
                 self._slots.opened(slot)
+            case abi.EventKind.WAITING:
+                pass  # for memory that others give back when they end
             case abi.EventKind.TOKEN:
                 if wanted:
                     self._on_token(channel, slot, generation, event)

@@ -99,6 +99,7 @@ class EventKind(IntEnum):
     FINISHED = 3
     CLOSED = 4
     FAILED = 5
+    WAITING = 6
 
 
 class Finish(IntFlag):

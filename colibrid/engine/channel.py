@@ -98,6 +98,9 @@ class SlotRequest(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    prefix_run: int = 0  # 0: none
+    prefix_tokens: int = 0
+    publish_run: int = 0  # 0: none
 
 
 class ChannelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -349,6 +352,9 @@ def _request_head(request: SlotRequest) -> abi.Request:
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         repetition_penalty=request.repetition_penalty,
+        prefix_run=request.prefix_run,
+        prefix_tokens=request.prefix_tokens,
+        publish_run=request.publish_run,
     )
 
 

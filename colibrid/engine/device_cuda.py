@@ -37,6 +37,7 @@ ENTRY_NAMES = (
     "cuLaunchKernelEx",
     "cuMemcpyHtoDAsync",
     "cuMemcpyDtoHAsync",
+    "cuMemcpy2DAsync",
     "cuMemsetD8Async",
     "cuStreamSynchronize",
     "cuStreamQuery",

@@ -278,11 +278,11 @@ typedef struct clb_channel_header {
 #define CLB_CHANNEL_MAGIC 0x42494c43u /* "CLIB" */
 
 enum {
-  CLB_CMD_OPEN = 1,       /* take the slot's request block, reserve its run; answered by OPENED or FAILED */
+  CLB_CMD_OPEN = 1,       /* take the slot's request block, reserve its run; answered by OPENED, WAITING or FAILED */
   CLB_CMD_PREFILL = 2,    /* compute prompt tokens [start, start + count); the engine cuts at chunk borders */
   CLB_CMD_SET = 3,        /* the mask for output position `start` lies in the request block */
   CLB_CMD_CLOSE = 4,      /* stop and release the slot; answered by CLOSED unless it finished before */
-  CLB_CMD_RELEASE_RUN = 5 /* the daemon drops its reference to prefix run `start` */
+  CLB_CMD_RELEASE_RUN = 5 /* the daemon drops its reference to shared run `start`; nothing if it holds none */
 }; /* clb_command_kind */
 
 typedef struct clb_command {
@@ -298,7 +298,8 @@ enum {
   CLB_EVENT_TOKEN = 2,    /* record `record` of the slot's ring is written; with a FINISH flag the slot is released */
   CLB_EVENT_FINISHED = 3, /* ended without a token (max_tokens 0); the slot is released */
   CLB_EVENT_CLOSED = 4,   /* answer to CLOSE; the slot is released */
-  CLB_EVENT_FAILED = 5    /* `status` says why; the slot is released */
+  CLB_EVENT_FAILED = 5,   /* `status` says why; the slot is released */
+  CLB_EVENT_WAITING = 6   /* the run does not fit yet; told once, and again if a RELEASE_RUN did not help */
 }; /* clb_event_kind */
 
 #define CLB_FINISH_STOP 1u   /* a stop id was generated: it is in the record, not part of the text */
@@ -344,9 +345,14 @@ typedef struct clb_request {
   uint32_t prompt_top_logprobs; /* the same for prompt tokens */
   uint32_t bias_count;
   uint32_t stop_count;
-  uint32_t prefix_run;      /* 0 = none; else the id of a published run whose first prefix_tokens are used */
+  uint32_t prefix_run;      /* 0 = none; else the id of a published run whose first prefix_tokens are used, if it is
+                               still there when the slot opens: cached_tokens tells */
   uint32_t prefix_tokens;   /* < prompt_tokens; prefill then starts there */
-  uint32_t publish_run;     /* 0 = none; else the prompt's KV becomes a shared run under this id (1 .. 2 * slots) */
+  uint32_t publish_run;     /* 0 = none; else an id (1 .. 2 * slots) that no run has: the slot's KV is then shared under
+                               it. When the prompt is computed, which the first TOKEN or FINISHED tells, the prompt's
+                               positions may be used; when the slot ends well, those of the output too, but for the
+                               last token, where a generated token has the bits of one in a prompt (the CPU). The daemon
+                               holds the run until RELEASE_RUN; a slot that fails may have shared it or not */
   float temperature;        /* 0 = argmax, ties to the lowest id */
   float top_p;              /* (0, 1] */
   float min_p;              /* [0, 1] */

@@ -71,7 +71,7 @@ int32_t clb_cache_plan(const clb_cache_config* config, uint32_t page_bytes, clb_
   /* at most 2^8 layers * 2^20 values * 4 bytes * 2^20 tokens * 2^6 slots: below 2^57 */
   plan->bytes_per_token = values * config->element_bytes;
   const uint64_t run = plan->bytes_per_token * clb_cache_capacity(config->max_seq_len);
-  /* a prompt and an output in two runs round up twice: by less than an eighth and one page more than in one */
+  /* a shared prompt and an output in two runs round up twice: by less than an eighth and one page more than in one */
   plan->bytes_all = config->slots * clb_pool_round(run, page_bytes) + clb_pool_round(run / 8u, page_bytes) + page_bytes;
   plan->tokens_all = (uint64_t)config->slots * clb_cache_capacity(config->max_seq_len);
   plan->nodes = 2u * (config->slots + 2u * config->slots) + 1u;
@@ -147,6 +147,10 @@ static void run_unref(clb_cache* cache, uint32_t id) {
 
 /* ------------------------------------------------------------------ slots */
 
+bool clb_cache_run_has(const clb_cache* cache, uint32_t run, uint32_t tokens) {
+  return run <= 2u * cache->slots && cache->shared[run].state == RUN_PUBLISHED && cache->shared[run].tokens >= tokens;
+}
+
 static int32_t request_valid(const clb_cache* cache, const clb_cache_request* request) {
   const uint32_t runs = 2u * cache->slots;
   if (request->prompt_tokens < 1u || request->prompt_tokens > cache->max_seq_len) {
@@ -159,8 +163,7 @@ static int32_t request_valid(const clb_cache* cache, const clb_cache_request* re
     return CLB_ERR_ARGUMENT;
   }
   if (request->prefix_run != 0u) {
-    const clb_run* run = &cache->shared[request->prefix_run];
-    if (run->state != RUN_PUBLISHED || run->tokens < request->prefix_tokens) {
+    if (!clb_cache_run_has(cache, request->prefix_run, request->prefix_tokens)) {
       return CLB_ERR_ARGUMENT;
     }
     if (request->prefix_tokens == 0u || request->prefix_tokens >= request->prompt_tokens) {
@@ -209,9 +212,10 @@ int32_t clb_cache_slot_open(clb_cache* cache, uint32_t slot, const clb_cache_req
     return CLB_ERR_ARGUMENT;
   }
   const uint32_t publish = request->publish_run;
-  const uint32_t in_prefix = publish != 0u ? request->prompt_tokens : request->prefix_tokens;
-  const uint32_t own_tokens = request->prompt_tokens - in_prefix + request->max_tokens;
-  const uint32_t shared_tokens = publish != 0u ? request->prompt_tokens : 0u;
+  const uint32_t tokens = request->prompt_tokens + request->max_tokens;
+  const uint32_t in_prefix = publish != 0u ? tokens : request->prefix_tokens;
+  const uint32_t own_tokens = tokens - in_prefix;
+  const uint32_t shared_tokens = publish != 0u ? tokens : 0u;
   clb_run shared = {.extent = {.node = CLB_POOL_NONE}};
   clb_run own = {.extent = {.node = CLB_POOL_NONE}};
   const int32_t status = runs_alloc(cache, clb_cache_capacity(shared_tokens), clb_cache_capacity(own_tokens),
@@ -260,7 +264,7 @@ int32_t clb_cache_publish(clb_cache* cache, uint32_t slot) {
     return CLB_ERR_STATE;
   }
   clb_cache_slot* of = &cache->slot[slot];
-  if (of->publishes == 0u || of->copy_from != 0u) {
+  if (of->publishes != 1u || of->copy_from != 0u) {
     return CLB_ERR_STATE;
   }
   clb_run* run = &cache->shared[of->prefix];
@@ -268,7 +272,19 @@ int32_t clb_cache_publish(clb_cache* cache, uint32_t slot) {
   run->state = RUN_PUBLISHED;
   run->daemon = 1;
   ++run->refs;
-  of->publishes = 0;
+  of->publishes = 2;
+  return CLB_OK;
+}
+
+int32_t clb_cache_extend(clb_cache* cache, uint32_t slot, uint32_t tokens) {
+  if (slot >= cache->slots || cache->slot[slot].publishes != 2u) {
+    return CLB_ERR_STATE;
+  }
+  clb_run* run = &cache->shared[cache->slot[slot].prefix];
+  if (tokens > cache->slot[slot].prefix_tokens || tokens < run->tokens) {
+    return CLB_ERR_ARGUMENT;
+  }
+  run->tokens = tokens;
   return CLB_OK;
 }
 
@@ -296,7 +312,7 @@ static uint64_t layer_k(const clb_cache* cache, const clb_run* run, uint32_t lay
 
 static void view_prefix(const clb_cache* cache, uint32_t id, uint32_t tokens, uint32_t layer, clb_kv_view* view) {
   const clb_run* run = &cache->shared[id];
-  CLB_ASSERT(tokens <= run->tokens);
+  CLB_ASSERT(tokens <= run->capacity);
   view->prefix_k = layer_k(cache, run, layer);
   view->prefix_v = view->prefix_k + run->capacity * layer_half(cache, layer);
   view->prefix_tokens = tokens;
@@ -320,16 +336,26 @@ void clb_cache_view(const clb_cache* cache, uint32_t slot, uint32_t layer, clb_k
   view->kv_heads = (uint32_t)((cache->layer_values[layer + 1u] - cache->layer_values[layer]) / 2u / cache->head_dim);
 }
 
-bool clb_cache_copy_view(const clb_cache* cache, uint32_t slot, uint32_t layer, clb_kv_view* from, clb_kv_view* to) {
+/* A run is one row after the other, each `capacity` tokens of one head: K or V of some layer. K in whole tiles, and V
+   with it: what a tile holds beyond the last position is written before it is read. */
+bool clb_cache_copy_pending(const clb_cache* cache, uint32_t slot, clb_kv_copy* copy) {
   CLB_ASSERT(slot < cache->slots);
-  CLB_ASSERT(layer < cache->layers);
   const clb_cache_slot* of = &cache->slot[slot];
+  const uint64_t token_bytes = (uint64_t)cache->head_dim * cache->element_bytes;
   if (of->open == 0u || of->copy_from == 0u) {
     return false;
   }
-  clb_cache_view(cache, slot, layer, to);
-  *from = *to;
-  view_prefix(cache, of->copy_from, of->copy_tokens, layer, from);
+  const clb_run* from = &cache->shared[of->copy_from];
+  const clb_run* to = &cache->shared[of->prefix];
+  CLB_ASSERT(of->copy_tokens <= from->tokens);
+  *copy = (clb_kv_copy){
+      .from = from->extent.offset,
+      .to = to->extent.offset,
+      .from_pitch = from->capacity * token_bytes,
+      .to_pitch = to->capacity * token_bytes,
+      .row_bytes = clb_pool_round(of->copy_tokens, CLB_CACHE_TILE) * token_bytes,
+      .rows = cache->layer_values[cache->layers] / cache->head_dim,
+  };
   return true;
 }
 
@@ -342,36 +368,20 @@ void clb_cache_slot_copied(clb_cache* cache, uint32_t slot) {
   of->copy_tokens = 0;
 }
 
-/* One head after the other: the token strides of the two runs differ. K in whole tiles: what a tile holds beyond the
-   last position is written before it is read. */
-static void copy_heads(const clb_cache* cache, const clb_kv_view* from, const clb_kv_view* to) {
-  const size_t row = (size_t)cache->head_dim * cache->element_bytes;
-  for (uint32_t head = 0; head < from->kv_heads; ++head) {
-    const size_t source = (size_t)head * from->prefix_capacity * row;
-    const size_t target = (size_t)head * to->prefix_capacity * row;
-    const size_t bytes = (size_t)from->prefix_tokens * row;
-    const size_t tiles = (from->prefix_tokens + CLB_CACHE_TILE - 1u) / CLB_CACHE_TILE * CLB_CACHE_TILE * row;
-    (void)memcpy(cache->host_base + to->prefix_k + target, cache->host_base + from->prefix_k + source, tiles);
-    (void)memcpy(cache->host_base + to->prefix_v + target, cache->host_base + from->prefix_v + source, bytes);
-  }
-}
-
 int32_t clb_cache_slot_copy(clb_cache* cache, uint32_t slot) {
+  clb_kv_copy copy;
   if (slot >= cache->slots || cache->slot[slot].open == 0u) {
     return CLB_ERR_STATE;
   }
-  if (cache->slot[slot].copy_from == 0u) {
+  if (!clb_cache_copy_pending(cache, slot, &copy)) {
     return CLB_OK;
   }
   if (cache->host_base == NULL) {
     return CLB_ERR_STATE;
   }
-  for (uint32_t layer = 0; layer < cache->layers; ++layer) {
-    clb_kv_view from;
-    clb_kv_view to;
-    const bool pending = clb_cache_copy_view(cache, slot, layer, &from, &to);
-    CLB_ASSERT(pending);
-    copy_heads(cache, &from, &to);
+  for (uint64_t row = 0; row < copy.rows; ++row) {
+    (void)memcpy(cache->host_base + copy.to + row * copy.to_pitch, cache->host_base + copy.from + row * copy.from_pitch,
+                 (size_t)copy.row_bytes);
   }
   clb_cache_slot_copied(cache, slot);
   return CLB_OK;
@@ -399,7 +409,7 @@ static bool shared_holds(const clb_cache* cache, uint32_t id) {
     if (slot->copy_from == id) {
       ++refs;
     }
-    if (slot->prefix == id && slot->publishes != 0u) {
+    if (slot->prefix == id && slot->publishes == 1u) {
       ++writers;
     }
   }

@@ -15,13 +15,14 @@
  * A slot has an own run and may see a prefix run. Position p of a slot lies
  *   p <  prefix_tokens : in the prefix run at index p
  *   p >= prefix_tokens : in the own run at index p - prefix_tokens
- * and that rule holds for reading and for writing. A slot that publishes its prompt writes the prompt into the shared
- * run that it will publish (prefix_tokens == prompt_tokens) and its output into its own run; what it took from an older
- * prefix run is copied first, so there are never more than two runs to look at.
+ * and that rule holds for reading and for writing. A slot that publishes has no own run: it writes prompt and output
+ * into the shared run, others see the first `tokens` of its positions; what it took from an older prefix run is copied
+ * first, so there are never more than two runs to look at.
  *
  * Life of a shared run (ids 1 .. 2 * slots):
  *   free --slot_open with publish_run--> filling (1 ref: the writer)
  *        --publish--> published (+1 ref: the daemon) --slot_open with prefix_run--> +1 ref each
+ *        --extend: more of the writer's positions may be seen-->
  *        --release_run: the daemon's ref, slot_close: a slot's ref--> free at 0 refs
  *   The writer's slot_close before publish frees it.
  *
@@ -68,7 +69,7 @@ typedef struct clb_cache_plan_result {
 typedef struct clb_run {
   clb_extent extent; /* "nothing" if capacity is 0 */
   uint32_t capacity; /* tokens */
-  uint32_t tokens;   /* shared run: how many of them the prompt takes */
+  uint32_t tokens;   /* shared run: how many of them others may see once it is published */
   uint32_t refs;     /* shared run only */
   uint32_t state;    /* shared run: 0 free, 1 filling, 2 published */
   uint32_t daemon;   /* shared run: 1 while the daemon holds a reference */
@@ -80,7 +81,7 @@ typedef struct clb_cache_slot {
   uint32_t open;
   uint32_t prefix;        /* id of the run that it sees, or 0 */
   uint32_t prefix_tokens; /* positions below this lie in that run */
-  uint32_t publishes;     /* 1 while `prefix` is a run that this slot fills */
+  uint32_t publishes;     /* 0: nothing; 1: `prefix` is a run that this slot fills; 2: and has published */
   uint32_t copy_from;     /* id of the older prefix run to be copied first, or 0 */
   uint32_t copy_tokens;
 } clb_cache_slot;
@@ -109,6 +110,16 @@ typedef struct clb_cache_request {
   uint32_t publish_run;
   uint32_t reserved;
 } clb_cache_request;
+
+/* A copy of rows, in offsets and bytes of the KV tier: all heads of K and V of all layers. */
+typedef struct clb_kv_copy {
+  uint64_t from;
+  uint64_t to;
+  uint64_t from_pitch; /* from one row to the next */
+  uint64_t to_pitch;
+  uint64_t row_bytes; /* whole tiles */
+  uint64_t rows;
+} clb_kv_copy;
 
 /* What attention and append get for one (slot, layer): offsets into the KV tier, bytes. */
 typedef struct clb_kv_view {
@@ -144,16 +155,22 @@ int32_t clb_cache_slot_open(clb_cache* cache, uint32_t slot, const clb_cache_req
 /* Must be called after slot_open and before the slot's first prefill: copies, in host memory, the positions taken over
    from an older prefix run into the run to be published, and drops the reference to the older one. A no-op for all
    other slots. STATE iff the slot is not open or a copy is needed and there is no host_base (then the device copies
-   by clb_cache_copy_view and calls clb_cache_slot_copied). O(bytes). */
+   what clb_cache_copy_pending says, and clb_cache_slot_copied is called). O(bytes). */
 int32_t clb_cache_slot_copy(clb_cache* cache, uint32_t slot);
-/* Is a copy pending? Then the source run is in from->prefix_* (prefix_tokens of it), the destination in to->prefix_*.
- */
-bool clb_cache_copy_view(const clb_cache* cache, uint32_t slot, uint32_t layer, clb_kv_view* from, clb_kv_view* to);
+/* Is a copy pending, and which? */
+bool clb_cache_copy_pending(const clb_cache* cache, uint32_t slot, clb_kv_copy* copy);
 void clb_cache_slot_copied(clb_cache* cache, uint32_t slot);
 
 /* The slot's prompt is complete: its shared run may be used by others and the daemon holds a reference.
    STATE iff the slot is not open, publishes nothing, did so already, or its copy is still pending. */
 int32_t clb_cache_publish(clb_cache* cache, uint32_t slot);
+
+/* The slot has computed `tokens` positions, prompt and output; others may see these in the run that it published.
+   STATE iff the slot has published nothing. ARGUMENT iff that is more than it reserved, or less than is seen now. */
+int32_t clb_cache_extend(clb_cache* cache, uint32_t slot, uint32_t tokens);
+
+/* May `tokens` positions of this run be seen by a slot that opens now? False for an id out of range. */
+bool clb_cache_run_has(const clb_cache* cache, uint32_t run, uint32_t tokens);
 
 /* Give back the slot's own run and its reference. STATE iff not open. With CLB_POISON and host_base, freed bytes
    become 0xFF (NaN in both element types). */

@@ -97,6 +97,7 @@ static void command_open(clb_engine* engine, const clb_command* command) {
   slot->generated = 0;
   slot->launched = 0;
   slot->last_token = 0;
+  slot->told_to_wait = 0;
   slot->mask_position[0] = CLB_NO_POSITION;
   slot->mask_position[1] = CLB_NO_POSITION;
   slot->assignments = 0;
@@ -138,14 +139,25 @@ static void command_close(clb_engine* engine, const clb_command* command) {
   event.kind = CLB_EVENT_CLOSED;
   event.slot = command->slot;
   event.generation = command->generation;
+  clb_slot_keep_output(engine, command->slot);
   clb_slot_release(engine, command->slot);
   engine->stats.requests_done++;
   clb_push_event(engine, &event);
 }
 
+/* An id that is not held changes nothing. Whoever still has to wait after this is told again. */
+static void command_release_run(clb_engine* engine, const clb_command* command) {
+  if (clb_cache_release_run(&engine->cache, command->start) != CLB_OK) {
+    return;
+  }
+  for (uint32_t i = 0; i < engine->order_count; ++i) {
+    engine->slots[engine->order[i]].told_to_wait = 0;
+  }
+}
+
 static void apply(clb_engine* engine, const clb_command* command) {
   if (command->kind == CLB_CMD_RELEASE_RUN) {
-    (void)clb_cache_release_run(&engine->cache, command->start); /* an id that is not held changes nothing */
+    command_release_run(engine, command);
     return;
   }
   if (command->slot >= engine->config.channel.slots || command->kind < CLB_CMD_OPEN || command->kind > CLB_CMD_CLOSE) {
@@ -169,6 +181,48 @@ static void apply(clb_engine* engine, const clb_command* command) {
   }
 }
 
+/* The whole prompt is to be computed after all. */
+static void forget_prefix(clb_engine* engine, uint32_t index) {
+  clb_slot* const slot = &engine->slots[index];
+  slot->request.prefix_run = 0;
+  slot->request.prefix_tokens = 0;
+  slot->computed = 0;
+  clb_channel_result(&engine->channel, index)->cached_tokens = 0;
+}
+
+/* Reserves the slot's runs. Without the prefix where it is gone, or where beside it they never fit. */
+static int32_t reserve(clb_engine* engine, uint32_t index) {
+  const clb_request* const request = &engine->slots[index].request;
+  if (request->prefix_run != 0u && !clb_cache_run_has(&engine->cache, request->prefix_run, request->prefix_tokens)) {
+    forget_prefix(engine, index);
+  }
+  clb_cache_request need = {
+      .prompt_tokens = request->prompt_tokens,
+      .max_tokens = request->max_tokens,
+      .prefix_run = request->prefix_run,
+      .prefix_tokens = request->prefix_tokens,
+      .publish_run = request->publish_run,
+      .reserved = 0,
+  };
+  int32_t status = clb_cache_slot_open(&engine->cache, index, &need);
+  if (status == CLB_ERR_MEMORY && need.prefix_run != 0u) {
+    forget_prefix(engine, index);
+    need.prefix_run = 0;
+    need.prefix_tokens = 0;
+    status = clb_cache_slot_open(&engine->cache, index, &need);
+  }
+  return status;
+}
+
+static void tell_to_wait(clb_engine* engine, uint32_t index) {
+  clb_slot* const slot = &engine->slots[index];
+  const clb_event event = {.kind = CLB_EVENT_WAITING, .slot = index, .generation = slot->request.generation};
+  if (slot->told_to_wait == 0u) {
+    slot->told_to_wait = 1;
+    clb_push_event(engine, &event);
+  }
+}
+
 /* Reserves runs, oldest request first; the first that has to wait keeps the younger ones waiting. */
 static void open_waiting(clb_engine* engine) {
   uint32_t i = 0;
@@ -179,16 +233,9 @@ static void open_waiting(clb_engine* engine) {
       i++;
       continue;
     }
-    const clb_cache_request need = {
-        .prompt_tokens = slot->request.prompt_tokens,
-        .max_tokens = slot->request.max_tokens,
-        .prefix_run = slot->request.prefix_run,
-        .prefix_tokens = slot->request.prefix_tokens,
-        .publish_run = slot->request.publish_run,
-        .reserved = 0,
-    };
-    const int32_t status = clb_cache_slot_open(&engine->cache, index, &need);
+    const int32_t status = reserve(engine, index);
     if (status == CLB_ERR_FULL) {
+      tell_to_wait(engine, index);
       return;
     }
     if (status != CLB_OK) {
@@ -197,10 +244,6 @@ static void open_waiting(clb_engine* engine) {
     }
     slot->state = CLB_SLOT_PROMPT;
     const int32_t opened = engine->backend->slot_opened(engine, index);
-    if (opened == CLB_ERR_UNSUPPORTED) {
-      clb_slot_fail(engine, index, opened);
-      continue;
-    }
     if (opened != CLB_OK) {
       engine->fault = opened;
       return;

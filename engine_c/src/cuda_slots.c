@@ -88,16 +88,32 @@ static void fill_slot(const clb_engine* engine, uint32_t index, clb_device_slot*
   };
 }
 
+/* A prefix goes into the run that the slot will publish. Whoever gets the older run's memory next writes it behind this
+   copy in the stream. */
+static int32_t copy_prefix(clb_engine* engine, uint32_t slot) {
+  struct clb_cuda* const cuda = engine->cuda;
+  clb_kv_copy copy;
+  if (!clb_cache_copy_pending(&engine->cache, slot, &copy)) {
+    return CLB_OK;
+  }
+  const clb_copy_rows rows = {.to = clb_cuda_at(cuda, cuda->at.kv + copy.to),
+                              .from = clb_cuda_at(cuda, cuda->at.kv + copy.from),
+                              .to_pitch = copy.to_pitch,
+                              .from_pitch = copy.from_pitch,
+                              .row_bytes = copy.row_bytes,
+                              .rows = copy.rows};
+  clb_cache_slot_copied(&engine->cache, slot);
+  return cuda->driver.copy_rows(&cuda->driver, cuda->device.stream, &rows);
+}
+
 int32_t clb_cuda_slot_opened(clb_engine* engine, uint32_t slot) {
   struct clb_cuda* const cuda = engine->cuda;
   clb_device_slot* const staged = (clb_device_slot*)clb_cuda_host(cuda, cuda->at.host_slots) + slot;
-  clb_kv_view from;
-  clb_kv_view to;
-  if (clb_cache_copy_view(&engine->cache, slot, 0, &from, &to) != 0) {
-    return CLB_ERR_UNSUPPORTED; /* a prefix that goes into a run to be published would have to be copied */
-  }
+  int32_t status = copy_prefix(engine, slot);
   fill_slot(engine, slot, staged);
-  const int32_t status = put_some(cuda, cuda->at.slots + slot * sizeof *staged, staged, sizeof *staged);
+  if (status == CLB_OK) {
+    status = put_some(cuda, cuda->at.slots + slot * sizeof *staged, staged, sizeof *staged);
+  }
   return status != CLB_OK ? status : put_arrays(engine, slot);
 }
 

@@ -39,6 +39,16 @@ typedef struct clb_launch {
   uint32_t edge;         /* clb_edge */
 } clb_launch;
 
+/* Rows of device memory, each row_bytes long, from one pitch to another. The two do not overlap. */
+typedef struct clb_copy_rows {
+  clb_device_addr to;
+  clb_device_addr from;
+  uint64_t to_pitch; /* bytes from one row to the next, at least row_bytes, below 2^31 */
+  uint64_t from_pitch;
+  uint64_t row_bytes; /* at least 1 */
+  uint64_t rows;      /* at least 1 */
+} clb_copy_rows;
+
 typedef struct clb_driver clb_driver;
 
 struct clb_driver {
@@ -52,6 +62,7 @@ struct clb_driver {
   /* Ordered in the stream; host memory must be pinned and stay untouched until the copy is done. */
   int32_t (*copy_in)(clb_driver* driver, void* stream, clb_device_addr to, const void* from, uint64_t bytes);
   int32_t (*copy_out)(clb_driver* driver, void* stream, void* to, clb_device_addr from, uint64_t bytes);
+  int32_t (*copy_rows)(clb_driver* driver, void* stream, const clb_copy_rows* copy);
   int32_t (*fill)(clb_driver* driver, void* stream, clb_device_addr to, uint8_t value, uint64_t bytes);
 
   int32_t (*stream_wait)(clb_driver* driver, void* stream); /* blocks until all work is done */
@@ -85,6 +96,7 @@ typedef struct clb_cuda_entries {
   void* cuLaunchKernelEx;
   void* cuMemcpyHtoDAsync;
   void* cuMemcpyDtoHAsync;
+  void* cuMemcpy2DAsync;
   void* cuMemsetD8Async;
   void* cuStreamSynchronize;
   void* cuStreamQuery;

@@ -91,6 +91,19 @@ static int32_t cuda_copy_out(clb_driver* driver, void* stream, void* to, clb_dev
   return report(driver, copy(to, from, (size_t)bytes, stream));
 }
 
+static int32_t cuda_copy_rows(clb_driver* driver, void* stream, const clb_copy_rows* copy) {
+  const clb_cu_memcpy2d rows = {.from_type = CLB_CU_MEMORYTYPE_DEVICE,
+                                .from = copy->from,
+                                .from_pitch = (size_t)copy->from_pitch,
+                                .to_type = CLB_CU_MEMORYTYPE_DEVICE,
+                                .to = copy->to,
+                                .to_pitch = (size_t)copy->to_pitch,
+                                .width_bytes = (size_t)copy->row_bytes,
+                                .height = (size_t)copy->rows};
+  CLB_ENTRY(driver, clb_cu_memcpy_rows, cuMemcpy2DAsync, copy_rows);
+  return report(driver, copy_rows(&rows, stream));
+}
+
 static int32_t cuda_fill(clb_driver* driver, void* stream, clb_device_addr to, uint8_t value, uint64_t bytes) {
   CLB_ENTRY(driver, clb_cu_memset, cuMemsetD8Async, fill);
   return report(driver, fill(to, value, (size_t)bytes, stream));
@@ -226,6 +239,7 @@ int32_t clb_driver_cuda_init(clb_driver* driver, const clb_cuda_entries* entries
   driver->launch = cuda_launch;
   driver->copy_in = cuda_copy_in;
   driver->copy_out = cuda_copy_out;
+  driver->copy_rows = cuda_copy_rows;
   driver->fill = cuda_fill;
   driver->stream_wait = cuda_stream_wait;
   driver->stream_done = cuda_stream_done;

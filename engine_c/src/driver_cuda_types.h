@@ -40,12 +40,36 @@ typedef struct clb_cu_launch_config { /* CUlaunchConfig */
   uint32_t attribute_count;
 } clb_cu_launch_config;
 
+#define CLB_CU_MEMORYTYPE_DEVICE 2
+
+typedef struct clb_cu_memcpy2d { /* CUDA_MEMCPY2D */
+  size_t from_x;
+  size_t from_y;
+  int32_t from_type;
+  char pad0[4];
+  const void* from_host;
+  clb_cu_deviceptr from;
+  void* from_array;
+  size_t from_pitch;
+  size_t to_x;
+  size_t to_y;
+  int32_t to_type;
+  char pad1[4];
+  void* to_host;
+  clb_cu_deviceptr to;
+  void* to_array;
+  size_t to_pitch;
+  size_t width_bytes;
+  size_t height;
+} clb_cu_memcpy2d;
+
 typedef clb_cu_result (*clb_cu_get_error_name)(clb_cu_result code, const char** name);
 typedef clb_cu_result (*clb_cu_ctx_set_current)(void* context);
 typedef clb_cu_result (*clb_cu_launch_kernel_ex)(const clb_cu_launch_config* config, void* function, void** parameters,
                                                  void** extra);
 typedef clb_cu_result (*clb_cu_memcpy_in)(clb_cu_deviceptr to, const void* from, size_t bytes, void* stream);
 typedef clb_cu_result (*clb_cu_memcpy_out)(void* to, clb_cu_deviceptr from, size_t bytes, void* stream);
+typedef clb_cu_result (*clb_cu_memcpy_rows)(const clb_cu_memcpy2d* copy, void* stream);
 typedef clb_cu_result (*clb_cu_memset)(clb_cu_deviceptr to, unsigned char value, size_t bytes, void* stream);
 typedef clb_cu_result (*clb_cu_on_handle)(void* handle);
 typedef clb_cu_result (*clb_cu_on_two_handles)(void* first, void* second);

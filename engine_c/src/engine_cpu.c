@@ -191,4 +191,5 @@ const clb_backend clb_backend_cpu = {
     .mask_set = set_mask_cpu,
     .steps = clb_steps_cpu,
     .count_experts = count_experts_cpu,
+    .output_is_prompt = true,
 };

@@ -16,6 +16,7 @@
 #define CLB_ENGINE_INTERNAL_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "../cpu/ops.h"
@@ -52,6 +53,7 @@ typedef struct clb_slot {
   uint32_t launched;         /* the same with those of steps in flight, on a device */
   int32_t last_token;        /* input of the next decode step */
   uint32_t needs_counts;     /* 1: penalties are on */
+  uint32_t told_to_wait;     /* 1: the daemon knows that the runs do not fit now */
   uint32_t mask_position[2]; /* output position whose mask lies in each half of request_mask, or NO_POSITION */
   uint64_t assignments;
   uint64_t trimmed;
@@ -107,7 +109,7 @@ typedef struct clb_backend {
   int32_t (*open)(clb_engine* engine, const clb_engine_config* config, const clb_host_parts* parts, clb_error* error);
   void (*close)(clb_engine* engine);     /* ends everything that runs; slots and pools are still there */
   void (*give_back)(clb_engine* engine); /* after the pools are closed */
-  /* A slot's runs are reserved and its request is checked. UNSUPPORTED fails the request; anything else is final. */
+  /* A slot's runs are reserved and its request is checked: copy what it takes from an older run. A failure is final. */
   int32_t (*slot_opened)(clb_engine* engine, uint32_t slot);
   /* The mask for output position `position` lies in the request block. A failure is final. */
   int32_t (*mask_set)(clb_engine* engine, uint32_t slot, uint32_t position);
@@ -115,6 +117,7 @@ typedef struct clb_backend {
   int32_t (*steps)(clb_engine* engine, uint32_t* worked);
   /* Counts of experts of all open slots, into their result blocks. A failure is final. */
   int32_t (*count_experts)(clb_engine* engine);
+  bool output_is_prompt; /* K and V of a generated token have the bits that they would have in a prompt */
 } clb_backend;
 
 extern const clb_backend clb_backend_cpu;
@@ -196,6 +199,8 @@ int32_t clb_steps_cpu(clb_engine* engine, uint32_t* worked);
 void clb_push_event(clb_engine* engine, const clb_event* event);
 /* Gives back everything the slot holds; its state becomes FREE. No event. */
 void clb_slot_release(clb_engine* engine, uint32_t slot);
+/* Lets others see, in the run that the slot published, what it generated. Before its release. */
+void clb_slot_keep_output(clb_engine* engine, uint32_t slot);
 /* Releases the slot and tells why. */
 void clb_slot_fail(clb_engine* engine, uint32_t slot, int32_t status);
 /* After a step of `prompt_rows` rows of prompts, then `decode_rows` of decoding slots: prompt records, tokens, ends. */

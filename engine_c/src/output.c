@@ -59,6 +59,16 @@ void clb_slot_release(clb_engine* engine, uint32_t slot) {
   engine->order_count = kept;
 }
 
+void clb_slot_keep_output(clb_engine* engine, uint32_t slot) {
+  const clb_slot* const s = &engine->slots[slot];
+  if (!engine->backend->output_is_prompt || s->request.publish_run == 0u || s->generated == 0u) {
+    return;
+  }
+  /* the last token was sampled, but never went in */
+  const int32_t status = clb_cache_extend(&engine->cache, slot, s->request.prompt_tokens + s->generated - 1u);
+  CLB_ASSERT(status == CLB_OK);
+}
+
 void clb_slot_fail(clb_engine* engine, uint32_t slot, int32_t status) {
   clb_event event = event_of(engine, CLB_EVENT_FAILED, slot);
   event.status = status;
@@ -69,6 +79,7 @@ void clb_slot_fail(clb_engine* engine, uint32_t slot, int32_t status) {
 
 /* Generation ended as it should; `event` says how. */
 static void finish(clb_engine* engine, uint32_t slot, const clb_event* event) {
+  clb_slot_keep_output(engine, slot);
   clb_slot_release(engine, slot);
   engine->stats.requests_done++;
   clb_push_event(engine, event);

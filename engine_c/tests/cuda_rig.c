@@ -336,6 +336,10 @@ static void take_event(cuda_rig* r, const clb_event* event) {
     output->opened = 1;
     return;
   }
+  if (event->kind == CLB_EVENT_WAITING) {
+    output->waits++;
+    return;
+  }
   if (event->kind == CLB_EVENT_TOKEN) {
     const unsigned char* const block = (const unsigned char*)r->config.channel_base + r->layout.results +
                                        event->slot * r->layout.result_stride + r->layout.result_records;

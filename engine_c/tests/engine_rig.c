@@ -202,6 +202,10 @@ static void take_event(rig* r, const clb_event* event) {
     output->opened = 1;
     return;
   }
+  if (event->kind == CLB_EVENT_WAITING) {
+    output->waits++;
+    return;
+  }
   if (event->kind == CLB_EVENT_TOKEN) {
     const clb_record* const records = (const void*)(result_block(r, event->slot) + r->layout.result_records);
     CHECK_EQ(event->position, output->count);

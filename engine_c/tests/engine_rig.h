@@ -25,6 +25,7 @@
 /* What came out of one slot since its last open. */
 typedef struct rig_output {
   uint32_t opened;
+  uint32_t waits; /* how often it was told that it has to wait */
   uint32_t ended; /* clb_event_kind of the last event, 0 while it runs */
   uint32_t flags; /* CLB_FINISH_* of the last token */
   int32_t status;

@@ -158,6 +158,23 @@ static inline clb_cu_result fake_copy_out(void* to, clb_cu_deviceptr from, size_
   return (code != CLB_CU_SUCCESS) ? code : fake_submit(&node);
 }
 
+/* Not while capturing. */
+static inline clb_cu_result fake_copy_rows(const clb_cu_memcpy2d* copy, void* stream) {
+  const clb_cu_result code = fake_call();
+  (void)stream;
+  if (code != CLB_CU_SUCCESS) return code;
+  if (fake_cuda.capturing != NULL || copy->from_type != CLB_CU_MEMORYTYPE_DEVICE ||
+      copy->to_type != CLB_CU_MEMORYTYPE_DEVICE || copy->width_bytes > copy->from_pitch ||
+      copy->width_bytes > copy->to_pitch)
+    return FAKE_ERROR;
+  fake_run_pending(FAKE_MAX_PENDING);
+  for (size_t row = 0u; row < copy->height; row++) {
+    (void)memcpy(fake_pointer(copy->to + row * copy->to_pitch), fake_pointer(copy->from + row * copy->from_pitch),
+                 copy->width_bytes);
+  }
+  return CLB_CU_SUCCESS;
+}
+
 static inline clb_cu_result fake_fill(clb_cu_deviceptr to, unsigned char value, size_t bytes, void* stream) {
   fake_node node = {.kind = FAKE_FILL, .to = fake_pointer(to), .value = value, .bytes = bytes};
   const clb_cu_result code = fake_call();
@@ -288,6 +305,7 @@ static inline void fake_cuda_entries(clb_cuda_entries* table) {
   FAKE_ENTRY(table, cuLaunchKernelEx, fake_launch);
   FAKE_ENTRY(table, cuMemcpyHtoDAsync, fake_copy_in);
   FAKE_ENTRY(table, cuMemcpyDtoHAsync, fake_copy_out);
+  FAKE_ENTRY(table, cuMemcpy2DAsync, fake_copy_rows);
   FAKE_ENTRY(table, cuMemsetD8Async, fake_fill);
   FAKE_ENTRY(table, cuStreamSynchronize, fake_wait);
   FAKE_ENTRY(table, cuStreamQuery, fake_query);

@@ -33,7 +33,7 @@ static world here; /* large: not on the stack */
 
 static void check_event(world* w, const clb_event* event) {
   const uint32_t last = w->r.config.channel.slots;
-  CLB_ASSERT(event->kind >= CLB_EVENT_OPENED && event->kind <= CLB_EVENT_FAILED);
+  CLB_ASSERT(event->kind >= CLB_EVENT_OPENED && event->kind <= CLB_EVENT_WAITING);
   CLB_ASSERT((event->kind == CLB_EVENT_FAILED) == (event->status != CLB_OK));
   CLB_ASSERT(event->status >= CLB_OK && event->status < CLB_ERR_INTERNAL);
   CLB_ASSERT(event->slot < last || event->kind == CLB_EVENT_FAILED);

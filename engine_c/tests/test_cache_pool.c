@@ -191,7 +191,12 @@ static void full_and_never(void) {
   const uint64_t used = clb_cache_used(&f.cache);
   CHECK_EQ(open_slot(&f, 1, 100, 0, 0, 0, 0), CLB_ERR_FULL);
   CHECK_EQ(open_slot(&f, 1, 190, 0, 0, 0, 0), CLB_ERR_MEMORY);
-  CHECK_EQ(open_slot(&f, 1, 50, 100, 0, 0, 1), CLB_ERR_FULL); /* the shared run fits, the own run does not */
+  CHECK_EQ(open_slot(&f, 1, 30, 20, 0, 0, 1), CLB_OK);
+  CHECK_EQ(clb_cache_publish(&f.cache, 1), CLB_OK);
+  CHECK_EQ(open_slot(&f, 2, 100, 90, 1, 30, 0), CLB_ERR_MEMORY); /* not even beside the prefix alone */
+  CHECK_EQ(open_slot(&f, 2, 100, 20, 1, 30, 0), CLB_ERR_FULL);
+  CHECK_EQ(clb_cache_slot_close(&f.cache, 1), CLB_OK);
+  CHECK_EQ(clb_cache_release_run(&f.cache, 1), CLB_OK);
   CHECK_EQ(clb_cache_used(&f.cache), used);
   CHECK_EQ(clb_cache_check(&f.cache), CLB_OK);
   CHECK_EQ(clb_cache_slot_close(&f.cache, 0), CLB_OK);
@@ -247,7 +252,9 @@ static void shared_runs_are_counted(void) {
   CHECK_EQ(writer.prefix_k, reader.prefix_k);
   CHECK_EQ(writer.prefix_v, reader.prefix_v);
   CHECK_EQ(reader.prefix_tokens, 40);
-  CHECK(writer.own_k != reader.own_k);
+  CHECK_EQ(writer.own_capacity, 0);
+  CHECK_EQ(writer.prefix_tokens, 50);
+  CHECK(reader.own_capacity >= 11);
   CHECK_EQ(clb_cache_slot_close(&f.cache, 0), CLB_OK);
   CHECK_EQ(clb_cache_release_run(&f.cache, 3), CLB_OK);
   CHECK_EQ(clb_cache_release_run(&f.cache, 3), CLB_ERR_STATE);
@@ -256,6 +263,34 @@ static void shared_runs_are_counted(void) {
   CHECK_EQ(clb_cache_slot_close(&f.cache, 1), CLB_OK);
   CHECK_EQ(clb_cache_used(&f.cache), 0);
   CHECK_EQ(open_slot(&f, 0, 5, 5, 0, 0, 3), CLB_OK);
+  tear_down(&f);
+}
+
+/* Others see the prompt when it is published, and the output as far as the writer says, never more than it has. */
+static void published_runs_grow(void) {
+  static fixture f;
+  set_up(&f, 4, 0);
+  CHECK_EQ(open_slot(&f, 0, 40, 30, 0, 0, 3), CLB_OK);
+  CHECK_EQ(clb_cache_extend(&f.cache, 0, 50), CLB_ERR_STATE); /* publish first */
+  CHECK(!clb_cache_run_has(&f.cache, 3, 1));
+  CHECK_EQ(clb_cache_publish(&f.cache, 0), CLB_OK);
+  CHECK(clb_cache_run_has(&f.cache, 3, 40));
+  CHECK(!clb_cache_run_has(&f.cache, 3, 41));
+  CHECK_EQ(clb_cache_extend(&f.cache, 0, 71), CLB_ERR_ARGUMENT);
+  CHECK_EQ(clb_cache_extend(&f.cache, 0, 39), CLB_ERR_ARGUMENT);
+  CHECK_EQ(clb_cache_extend(&f.cache, 0, 69), CLB_OK);
+  CHECK_EQ(clb_cache_extend(&f.cache, 1, 1), CLB_ERR_STATE);
+  CHECK_EQ(clb_cache_extend(&f.cache, SLOTS, 1), CLB_ERR_STATE);
+  CHECK_EQ(clb_cache_slot_close(&f.cache, 0), CLB_OK);
+  CHECK(clb_cache_run_has(&f.cache, 3, 69));
+  CHECK(!clb_cache_run_has(&f.cache, 0, 0));
+  CHECK(!clb_cache_run_has(&f.cache, 2u * SLOTS + 1u, 0));
+  CHECK_EQ(open_slot(&f, 1, 80, 10, 3, 69, 0), CLB_OK);
+  CHECK_EQ(clb_cache_release_run(&f.cache, 3), CLB_OK);
+  CHECK(clb_cache_run_has(&f.cache, 3, 69)); /* as long as somebody holds it */
+  CHECK_EQ(clb_cache_slot_close(&f.cache, 1), CLB_OK);
+  CHECK(!clb_cache_run_has(&f.cache, 3, 1));
+  CHECK_EQ(clb_cache_used(&f.cache), 0);
   tear_down(&f);
 }
 
@@ -321,18 +356,19 @@ static void extending_a_prefix_copies_it(void) {
 /* A pending copy is undone by closing, and without host memory it is left to the device. */
 static void pending_copies_can_be_dropped(void) {
   static fixture f;
-  clb_kv_view from;
-  clb_kv_view to;
+  clb_kv_copy copy;
   set_up(&f, 4, 0);
   f.cache.host_base = NULL;
   CHECK_EQ(open_slot(&f, 0, 40, 0, 0, 0, 1), CLB_OK);
   CHECK_EQ(clb_cache_publish(&f.cache, 0), CLB_OK);
   CHECK_EQ(open_slot(&f, 1, 60, 0, 1, 20, 2), CLB_OK);
-  CHECK_EQ(clb_cache_copy_view(&f.cache, 0, 0, &from, &to), 0);
-  CHECK_EQ(clb_cache_copy_view(&f.cache, 1, 2, &from, &to), 1);
-  CHECK_EQ(from.prefix_tokens, 20);
-  CHECK_EQ(to.prefix_tokens, 60);
-  CHECK(from.prefix_k != to.prefix_k);
+  CHECK(!clb_cache_copy_pending(&f.cache, 0, &copy));
+  CHECK(clb_cache_copy_pending(&f.cache, 1, &copy));
+  CHECK_EQ(copy.row_bytes, 32u * HEAD_DIM * 4u); /* 20 tokens are 2 tiles */
+  CHECK_EQ(copy.from_pitch, 48u * HEAD_DIM * 4u);
+  CHECK_EQ(copy.to_pitch, 64u * HEAD_DIM * 4u);
+  CHECK_EQ(copy.rows, 2u * (2 + 1 + 4));
+  CHECK(copy.from != copy.to);
   CHECK_EQ(clb_cache_slot_copy(&f.cache, 1), CLB_ERR_STATE);
   CHECK_EQ(clb_cache_slot_close(&f.cache, 1), CLB_OK);
   CHECK_EQ(clb_cache_check(&f.cache), CLB_OK);
@@ -414,8 +450,10 @@ static void random_slots_conserve(void) {
       CHECK_EQ(clb_cache_slot_close(&f.cache, slot), CLB_OK);
     } else if (what == 1) {
       CHECK_EQ(clb_cache_slot_copy(&f.cache, slot), CLB_OK);
+    } else if (what == 2 && f.cache.slot[slot].publishes == 2) {
+      CHECK_EQ(clb_cache_extend(&f.cache, slot, f.cache.slot[slot].prefix_tokens), CLB_OK);
     } else if (what <= 3) {
-      const int ready = f.cache.slot[slot].publishes && f.cache.slot[slot].copy_from == 0;
+      const int ready = f.cache.slot[slot].publishes == 1 && f.cache.slot[slot].copy_from == 0;
       CHECK_EQ(clb_cache_publish(&f.cache, slot), ready ? CLB_OK : CLB_ERR_STATE);
     } else {
       const int held = f.cache.shared[run].daemon != 0;
@@ -481,6 +519,7 @@ int main(int argc, char** argv) {
                                    TEST(full_and_never),
                                    TEST(bad_requests_are_refused),
                                    TEST(shared_runs_are_counted),
+                                   TEST(published_runs_grow),
                                    TEST(extending_a_prefix_copies_it),
                                    TEST(pending_copies_can_be_dropped),
                                    TEST(freed_runs_are_poisoned),

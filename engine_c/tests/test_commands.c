@@ -203,6 +203,65 @@ static void kv_tier_is_waited_for(void) {
   rig_close(r);
 }
 
+/* A run that the daemon holds stands in the way: the slot says that it waits, once; releasing what does not help makes
+   it say so again, releasing the run opens it. */
+static void a_held_run_is_in_the_way(void) {
+  clb_request request = rig_request(8, 40, 20);
+  rig* const r = &main_rig;
+  rig_init(r, 3);
+  r->config.tier_kv.bytes = 7 * 4096; /* 60 tokens x 192 bytes take 3 pages, 16 take one */
+  open_rig(r);
+  request.publish_run = 1;
+  rig_run_alone(r, 0, &request, 8);
+  clb_request small = rig_request(9, 8, 8);
+  small.publish_run = 2;
+  rig_run_alone(r, 1, &small, 9);
+  CHECK_EQ(rig_stats(r).kv_bytes_used, 4 * 4096);
+  request = rig_request(8, 40, 50); /* 5 pages */
+  (void)rig_write(r, 2, &request, 8);
+  rig_start(r, 2);
+  for (uint32_t i = 0; i < 3; ++i)
+    CHECK_EQ(rig_turn(r), 0);
+  CHECK_EQ(r->outputs[2].waits, 1);
+  rig_push(r, CLB_CMD_RELEASE_RUN, 0, 0, 3, 0); /* nobody's */
+  (void)rig_turn(r);
+  CHECK_EQ(r->outputs[2].waits, 1);
+  rig_push(r, CLB_CMD_RELEASE_RUN, 0, 0, 2, 0);
+  (void)rig_turn(r);
+  (void)rig_turn(r);
+  CHECK_EQ(r->outputs[2].waits, 2);
+  CHECK_EQ(r->outputs[2].opened, 0);
+  rig_push(r, CLB_CMD_RELEASE_RUN, 0, 0, 1, 0);
+  (void)rig_turn(r);
+  CHECK_EQ(r->outputs[2].opened, 1);
+  CHECK(rig_drain(r, 200));
+  rig_close(r);
+}
+
+/* A prefix that leaves no room for the rest, now or ever, is given up rather than waited for. */
+static void a_prefix_without_room_beside_it_is_given_up(void) {
+  clb_request request = rig_request(8, 40, 20);
+  rig* const r = &main_rig;
+  rig_init(r, 2);
+  r->config.tier_kv.bytes = 5 * 4096;
+  open_rig(r);
+  request.publish_run = 1;
+  rig_run_alone(r, 0, &request, 8);
+  request = rig_request(8, 50, 30); /* 4 pages, beside 3 */
+  request.prefix_run = 1;
+  request.prefix_tokens = 39;
+  request.publish_run = 2;
+  (void)rig_write(r, 1, &request, 8);
+  rig_start(r, 1);
+  (void)rig_turn(r);
+  CHECK_EQ(r->outputs[1].waits, 1);
+  rig_push(r, CLB_CMD_RELEASE_RUN, 0, 0, 1, 0);
+  CHECK(rig_drain(r, 200));
+  CHECK_EQ(r->outputs[1].count, 30);
+  CHECK_EQ(r->outputs[1].usage.cached_tokens, 0);
+  rig_close(r);
+}
+
 /* Bends one value of the head of a good request. */
 static void bend_head(rig* r, uint32_t which) {
   clb_request* const head = rig_block(r, 0, 0);
@@ -244,7 +303,7 @@ static void bend_head(rig* r, uint32_t which) {
       head->prefix_tokens = 4;
       break;
     case 12:
-      head->prefix_run = 3, head->prefix_tokens = 4;
+      head->prefix_run = 1000, head->prefix_tokens = 4;
       break;
     case 13:
       head->publish_run = 1000;
@@ -420,10 +479,19 @@ static void impossible_read_index_is_a_fault(void) {
 }
 
 int main(int argc, char** argv) {
-  static const clb_test tests[] = {
-      TEST(greedy_request_ends_by_length), TEST(stop_id_ends_request),          TEST(no_output_asked_for),
-      TEST(close_cancels_one_request),     TEST(full_record_ring_sits_out),     TEST(mask_is_waited_for),
-      TEST(kv_tier_is_waited_for),         TEST(bad_request_blocks_fail_alone), TEST(commands_out_of_place),
-      TEST(expert_capacity_is_accounted),  TEST(flooded_event_ring_is_a_fault), TEST(impossible_read_index_is_a_fault)};
+  static const clb_test tests[] = {TEST(greedy_request_ends_by_length),
+                                   TEST(stop_id_ends_request),
+                                   TEST(no_output_asked_for),
+                                   TEST(close_cancels_one_request),
+                                   TEST(full_record_ring_sits_out),
+                                   TEST(mask_is_waited_for),
+                                   TEST(kv_tier_is_waited_for),
+                                   TEST(a_held_run_is_in_the_way),
+                                   TEST(a_prefix_without_room_beside_it_is_given_up),
+                                   TEST(bad_request_blocks_fail_alone),
+                                   TEST(commands_out_of_place),
+                                   TEST(expert_capacity_is_accounted),
+                                   TEST(flooded_event_ring_is_a_fault),
+                                   TEST(impossible_read_index_is_a_fault)};
   return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

@@ -117,6 +117,27 @@ static void copies_and_fills_move_the_bytes(void) {
   CHECK_EQ(device[2], 3u);
 }
 
+/* Each row goes from its place to its place, and nothing between the rows is touched. */
+static void rows_are_copied_from_pitch_to_pitch(void) {
+  clb_driver driver = fresh_driver();
+  unsigned char from[12];
+  unsigned char to[15];
+  for (unsigned char i = 0; i < 12u; ++i) {
+    from[i] = i;
+  }
+  (void)memset(to, 99, sizeof to);
+  const clb_copy_rows copy = {.to = (uint64_t)(uintptr_t)to,
+                              .from = (uint64_t)(uintptr_t)from,
+                              .to_pitch = 5u,
+                              .from_pitch = 4u,
+                              .row_bytes = 3u,
+                              .rows = 3u};
+  CHECK_EQ(driver.copy_rows(&driver, NULL, &copy), CLB_OK);
+  for (uint32_t i = 0; i < 15u; ++i) {
+    CHECK_EQ(to[i], i % 5u < 3u ? i / 5u * 4u + i % 5u : 99u);
+  }
+}
+
 static void not_ready_is_an_answer_not_a_failure(void) {
   clb_driver driver = fresh_driver();
   void* event = NULL;
@@ -152,6 +173,8 @@ static int32_t whole_life(clb_driver* driver, uint32_t* value) {
   }
   if (status == CLB_OK) status = driver->graph_instantiate(driver, graph, NULL, &executable);
   if (status == CLB_OK) status = driver->copy_in(driver, NULL, args.target, &args.amount, sizeof *value);
+  const clb_copy_rows rows = {args.target, args.target, sizeof *value, sizeof *value, sizeof *value, 1u};
+  if (status == CLB_OK) status = driver->copy_rows(driver, NULL, &rows);
   if (status == CLB_OK) status = driver->graph_launch(driver, executable, NULL);
   if (status == CLB_OK) status = driver->copy_out(driver, NULL, &args.amount, args.target, sizeof *value);
   if (status == CLB_OK) status = driver->event_record(driver, event, NULL);
@@ -241,6 +264,7 @@ int main(int argc, char** argv) {
       TEST(bind_makes_the_entries_context_current),
       TEST(a_graph_keeps_the_arguments_of_its_capture),
       TEST(copies_and_fills_move_the_bytes),
+      TEST(rows_are_copied_from_pitch_to_pitch),
       TEST(not_ready_is_an_answer_not_a_failure),
       TEST(a_device_is_checked_before_it_is_used),
       TEST(a_kernel_is_found_by_name_and_size),

@@ -228,23 +228,56 @@ static void prefix_runs_give_the_same_bits(void) {
   }
 }
 
-/* A prefix run that does not exist, or is shorter than asked, fails the request. */
-static void missing_prefix_run_fails(void) {
+/* A prefix run that is gone, or is shorter than asked, is computed anew: the same bits, nothing cached. */
+static void a_missing_prefix_run_is_computed(void) {
   clb_request request = rig_request(51, 30, 2);
   rig* const r = &main_rig;
   rig_init(r, 2);
   open_rig(r);
   run_with_runs(r, 0, rig_request(51, 10, 2), 51, 0, 0, 1);
+  rig_run_alone(r, 1, &request, 51);
+  expected[0] = r->outputs[1];
   request.prefix_run = 2;
   request.prefix_tokens = 5;
   for (uint32_t i = 0; i < 2; ++i) {
     rig_run_alone(r, 1, &request, 51);
-    CHECK_EQ(r->outputs[1].ended, CLB_EVENT_FAILED);
-    CHECK_EQ(r->outputs[1].status, CLB_ERR_ARGUMENT);
+    check_same(&r->outputs[1], &expected[0]);
+    CHECK_EQ(r->outputs[1].usage.cached_tokens, 0);
     request.prefix_run = 1;
-    request.prefix_tokens = 11;
+    request.prefix_tokens = 12; /* 10 of the prompt, one of the output */
   }
   rig_close(r);
+}
+
+/* What a slot generated is part of the run that it published: a prompt that goes on from there gets the bits of one
+   that is computed alone. The last token never went in. */
+static void generated_positions_are_a_prefix(void) {
+  rig* const r = &main_rig;
+  for (uint32_t precision = CLB_FP32; precision <= CLB_FP16; ++precision) {
+    rig_init(r, 2);
+    r->config.kv_precision = precision;
+    open_rig(r);
+    run_with_runs(r, 0, rig_request(52, 20, 12), 52, 0, 0, 1);
+    clb_request request = rig_request(52, 40, 10);
+    for (uint32_t i = 0; i < 3; ++i) {
+      const uint32_t cached = i == 0 ? 0 : i == 1 ? 31 : 23;
+      request.prefix_run = cached != 0 ? 1 : 0;
+      request.prefix_tokens = cached;
+      (void)rig_write(r, 1, &request, 52);
+      int32_t* const prompt = rig_block(r, 1, r->layout.request_tokens);
+      for (uint32_t p = 0; p < 12; ++p)
+        prompt[20 + p] = r->outputs[0].records[p].token;
+      rig_start(r, 1);
+      CHECK(rig_drain(r, 400));
+      CHECK_EQ(r->outputs[1].usage.cached_tokens, cached);
+      if (i == 0) expected[0] = r->outputs[1];
+      check_same(&r->outputs[1], &expected[0]);
+    }
+    request.prefix_tokens = 32;
+    rig_run_alone(r, 1, &request, 52);
+    CHECK_EQ(r->outputs[1].usage.cached_tokens, 0);
+    rig_close(r);
+  }
 }
 
 /* The log-probability of a generated token is, to the bit, that of the same token read as prompt. */
@@ -363,16 +396,11 @@ static void instruction_sets_agree(void) {
 }
 
 int main(int argc, char** argv) {
-  static const clb_test tests[] = {TEST(any_company_gives_the_same_bits),
-                                   TEST(prefill_may_be_cut_anywhere),
-                                   TEST(short_prompts_share_one_prefill_step),
-                                   TEST(prefill_is_first_come_first_served),
-                                   TEST(decoding_slots_keep_their_pace),
-                                   TEST(prefix_runs_give_the_same_bits),
-                                   TEST(missing_prefix_run_fails),
-                                   TEST(prompt_records_equal_generated_ones),
-                                   TEST(windows_and_norms_act),
-                                   TEST(not_finite_values_fail_alone),
-                                   TEST(instruction_sets_agree)};
+  static const clb_test tests[] = {TEST(any_company_gives_the_same_bits),      TEST(prefill_may_be_cut_anywhere),
+                                   TEST(short_prompts_share_one_prefill_step), TEST(prefill_is_first_come_first_served),
+                                   TEST(decoding_slots_keep_their_pace),       TEST(prefix_runs_give_the_same_bits),
+                                   TEST(a_missing_prefix_run_is_computed),     TEST(generated_positions_are_a_prefix),
+                                   TEST(prompt_records_equal_generated_ones),  TEST(windows_and_norms_act),
+                                   TEST(not_finite_values_fail_alone),         TEST(instruction_sets_agree)};
   return rig_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);
 }

@@ -186,6 +186,38 @@ def test_masks_are_waited_for_by_their_slot_alone(device: Device, tiny: Path) ->
         engine.check()
 
 
+def test_prefix_runs_change_no_bit(device: Device, tiny: Path) -> None:
+    """A prompt gets the same records alone, behind a prefix of any length, and when that is copied into a new run."""
+    prompt = _prompts(CASES[0])[1]
+    plain = ask(prompt, NEW_TOKENS, top=ALL)
+    plain = msgspec.structs.replace(plain, flags=abi.RequestFlag.LOGPROBS)
+    with InProcessEngine(tiny, slots=2, kv="fp16", max_seq_len=64, device=device, **SMALL) as engine:
+        (alone,) = engine.run([plain])
+        (first,) = engine.run([msgspec.structs.replace(plain, publish_run=1)])
+        answers = [first]
+        for length in (1, 15, 16, 17, len(prompt) - 1):
+            shared = msgspec.structs.replace(plain, prefix_run=1, prefix_tokens=length)
+            copied = msgspec.structs.replace(shared, publish_run=2)
+            again = msgspec.structs.replace(plain, prefix_run=2, prefix_tokens=len(prompt) - 1)
+            for request in (shared, copied, again):
+                (answer,) = engine.run([request])
+                assert answer.usage is not None
+                assert answer.usage.cached_tokens == request.prefix_tokens
+                answers.append(answer)
+            engine.release_run(2)
+        assert all(answer.records == alone.records for answer in answers)
+        longer = msgspec.structs.replace(
+            plain, prompt_ids=[*prompt, *alone.tokens[:-1], 3], prefix_run=1, prefix_tokens=len(prompt) + 1
+        )
+        (answer,) = engine.run([longer])
+        assert answer.usage is not None
+        assert answer.usage.cached_tokens == 0  # the output was not computed as a prompt is
+        engine.release_run(1)
+        engine.settle()
+        assert engine.stats().kv_bytes_used == 0
+        assert engine.stats().allocations_after_open == 0
+
+
 def test_dummy_weights_are_those_of_the_cpu(device: Device, tmp_path: Path) -> None:
     """The same seed gives the same model on both: the same tokens and nearly the same log-probabilities."""
     source = write_checkpoint(CASES[0], tmp_path / "src")
