@@ -12,13 +12,13 @@ from aiohttp import web
 
 from colibrid.errors import RequestError
 from colibrid.http.context import current
-from colibrid.http.errors import InternalError
+from colibrid.http.errors import InternalError, RequestTimeoutError
 from colibrid.http.run import Choices
 from colibrid.http.sse import EventStream, ReaderLeftError
 from colibrid.http.usage import server_timing, usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from colibrid.http.params import Job
     from colibrid.http.run import Choice, Delta
@@ -78,8 +78,8 @@ async def answer(
     generations = state.scheduler.submit_all(job.requests)
     async with Choices(job, generations, state.text.tokenizer) as choices:
         if stream:
-            return await _streamed(request, state, choices, writer)
-        return await _whole(request, state, choices, writer)
+            return await _streamed(request, state, choices, writer, job.timeout_s)
+        return await _whole(request, state, choices, writer, job.timeout_s)
 
 
 def json_response(value: object, status: int = 200) -> web.Response:
@@ -87,7 +87,23 @@ def json_response(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
-async def _whole(request: web.Request, state: AppState, choices: Choices, writer: AnswerWriter) -> web.Response:
+async def _within(request: web.Request, timeout_s: float | None, work: Awaitable[None]) -> None:
+    """Waits for `work` until the request is `timeout_s` old. Raises RequestTimeoutError."""
+    if timeout_s is None:
+        await work
+        return
+    try:
+        async with asyncio.timeout(timeout_s - current(request).elapsed_ms / 1000) as deadline:
+            await work
+    except TimeoutError as error:
+        if not deadline.expired():
+            raise
+        raise RequestTimeoutError(timeout_s) from error
+
+
+async def _whole(
+    request: web.Request, state: AppState, choices: Choices, writer: AnswerWriter, timeout_s: float | None
+) -> web.Response:
     writers = [writer.choice(choice) for choice in choices.all]
 
     async def collect(choice: Choice) -> None:
@@ -95,7 +111,7 @@ async def _whole(request: web.Request, state: AppState, choices: Choices, writer
         async for delta in choice.deltas():
             target.take(delta)
 
-    await choices.each(collect)
+    await _within(request, timeout_s, choices.each(collect))
     usage = _note(request, state, choices)
     parts = []
     for target in writers:
@@ -107,7 +123,7 @@ async def _whole(request: web.Request, state: AppState, choices: Choices, writer
 
 
 async def _streamed(
-    request: web.Request, state: AppState, choices: Choices, writer: AnswerWriter
+    request: web.Request, state: AppState, choices: Choices, writer: AnswerWriter, timeout_s: float | None
 ) -> web.StreamResponse:
     async with EventStream(request, state.settings.server.sse_ping_s) as stream:
 
@@ -124,7 +140,7 @@ async def _streamed(
             await stream.send(target.closing())
 
         try:
-            await choices.each(forward)
+            await _within(request, timeout_s, choices.each(forward))
             usage = writer.usage_event(_note(request, state, choices))
             if usage:
                 await stream.send(usage)

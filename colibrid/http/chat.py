@@ -15,7 +15,7 @@ from colibrid.http.logprobs import chat_logprobs, prompt_logprobs
 from colibrid.http.messages import chat_prompt
 from colibrid.http.params import chat_job, check_model
 from colibrid.http.state import STATE
-from colibrid.http.types import CHAT_REFUSED, ChatBody
+from colibrid.http.types import CHAT_REFUSED, ChatBody, StreamOptions
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -43,10 +43,11 @@ class ChatWriter:
         self._body = body
         self._state = state
         self._choice: Choice | None = None
-        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        options = body.stream_options or StreamOptions()
+        usage, continuous = bool(options.include_usage), bool(options.continuous_usage_stats)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         info = state.scheduler.info
-        self._envelope = Envelope(answer_id, kind, info.model_id, info.fingerprint, usage=usage)
+        self._envelope = Envelope(answer_id, kind, info.model_id, info.fingerprint, usage=usage, continuous=continuous)
 
     def choice(self, choice: Choice) -> ChatChoiceWriter:
         self._choice = choice
@@ -120,7 +121,7 @@ class ChatChoiceWriter:
         } | self._found_ids()
 
     def _chunk(self, delta: bytes, rest: dict[str, Any]) -> bytes:
-        return self._envelope.chunk(self._choice.index, b'"delta":', delta, rest)
+        return self._envelope.chunk(self._choice.index, b'"delta":', delta, rest, self._choice.tokens)
 
     def _found_logprobs(self) -> dict[str, Any] | None:
         return chat_logprobs(self._tokenizer, self._records) if self._body.logprobs else None

@@ -14,7 +14,7 @@ from colibrid.http.envelope import Envelope
 from colibrid.http.logprobs import LegacyLogprobs, prompt_logprobs, text_and_offsets
 from colibrid.http.params import completion_job
 from colibrid.http.state import STATE
-from colibrid.http.types import COMPLETION_REFUSED, CompletionBody
+from colibrid.http.types import COMPLETION_REFUSED, CompletionBody, StreamOptions
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -39,9 +39,12 @@ class CompletionWriter:
     def __init__(self, body: CompletionBody, state: AppState, answer_id: str) -> None:
         self._body = body
         self._state = state
-        usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        options = body.stream_options or StreamOptions()
+        usage, continuous = bool(options.include_usage), bool(options.continuous_usage_stats)
         info = state.scheduler.info
-        self._envelope = Envelope(answer_id, "text_completion", info.model_id, info.fingerprint, usage=usage)
+        self._envelope = Envelope(
+            answer_id, "text_completion", info.model_id, info.fingerprint, usage=usage, continuous=continuous
+        )
 
     def choice(self, choice: Choice) -> CompletionChoiceWriter:
         return CompletionChoiceWriter(choice, self._body, self._state, self._envelope)
@@ -68,6 +71,7 @@ class CompletionChoiceWriter:
         self._logprobs = None if body.logprobs is None else LegacyLogprobs(self._tokenizer)
         self._echo_due = bool(body.echo)
         self._ids_due = bool(body.return_token_ids)
+        self._prompt_due = body.prompt_logprobs is not None
         self._deltas: list[Delta] = []  # taken, not written down yet
         self._text: list[str] = []
         self._ids: list[int] = []
@@ -83,7 +87,7 @@ class CompletionChoiceWriter:
         if body.logprobs is not None:
             positions = sum(len(delta.records) for delta in self._deltas) + (prompt if self._echo_due else 0)
             total += positions * (body.logprobs + 1)
-        if body.prompt_logprobs is not None:
+        if self._prompt_due and body.prompt_logprobs is not None:
             total += prompt * (body.prompt_logprobs + 1)
         return total
 
@@ -102,13 +106,14 @@ class CompletionChoiceWriter:
 
     def _echo(self) -> None:
         prompt = self._choice.prompt
-        decoded, offsets = text_and_offsets(self._tokenizer, prompt.ids)
-        text = decoded if prompt.text is None else prompt.text
-        self._text.append(text)
-        self._start = len(text)
-        if self._logprobs is not None:
+        if self._logprobs is None:
+            text = prompt.text or self._tokenizer.decode(list(prompt.ids), skip_special_tokens=False)
+        else:
+            text, offsets = text_and_offsets(self._tokenizer, prompt.ids, prompt.text)
             for record, offset in zip(self._choice.prompt_records, offsets, strict=True):
                 self._logprobs.add(record, offset)
+        self._text.append(text)
+        self._start = len(text)
 
     def opening(self) -> bytes:
         return b""
@@ -121,11 +126,14 @@ class CompletionChoiceWriter:
             return b""
         self._text = []
         fields = {"logprobs": None, "finish_reason": None} | rest
-        return self._envelope.chunk(self._choice.index, b'"text":', msgspec.json.encode(text), fields)
+        return self._chunk(msgspec.json.encode(text), fields)
+
+    def _chunk(self, text: bytes, fields: dict[str, Any]) -> bytes:
+        return self._envelope.chunk(self._choice.index, b'"text":', text, fields, self._choice.tokens)
 
     def _rest(self) -> dict[str, Any]:
         """Log-probabilities and ids that have not been given out."""
-        rest: dict[str, Any] = {}
+        rest: dict[str, Any] = self._found_prompt_logprobs()
         if self._logprobs is not None and self._logprobs:
             rest["logprobs"] = self._logprobs.take()
         if self._ids_due:
@@ -139,7 +147,7 @@ class CompletionChoiceWriter:
     def closing(self) -> bytes:
         assert self._choice.outcome is not None
         fields = {"logprobs": None, "finish_reason": self._choice.outcome.finish_reason}
-        return self._envelope.chunk(self._choice.index, b'"text":', b'""', fields)
+        return self._chunk(b'""', fields)
 
     def whole(self) -> dict[str, Any]:
         assert self._choice.outcome is not None
@@ -150,8 +158,14 @@ class CompletionChoiceWriter:
             "logprobs": None if self._logprobs is None else self._logprobs.take(),
             "finish_reason": self._choice.outcome.finish_reason,
         }
-        if self._body.prompt_logprobs is not None:
-            found["prompt_logprobs"] = prompt_logprobs(self._tokenizer, self._choice.prompt_records)
+        found |= self._found_prompt_logprobs()
         if self._body.return_token_ids:
             found |= {"prompt_token_ids": self._choice.prompt.ids, "token_ids": self._ids}
         return found
+
+    def _found_prompt_logprobs(self) -> dict[str, Any]:
+        """`prompt_logprobs`, the first time."""
+        if not self._prompt_due:
+            return {}
+        self._prompt_due = False
+        return {"prompt_logprobs": prompt_logprobs(self._tokenizer, self._choice.prompt_records)}

@@ -15,8 +15,12 @@ _encode = msgspec.json.encode
 class Envelope:
     """id, object, created, model and system_fingerprint of one answer."""
 
-    def __init__(self, answer_id: str, kind: str, model: str, fingerprint: str, *, usage: bool) -> None:
-        """`usage`: chunks carry `usage`, null but in the last, as with stream_options.include_usage."""
+    def __init__(
+        self, answer_id: str, kind: str, model: str, fingerprint: str, *, usage: bool, continuous: bool = False
+    ) -> None:
+        """`usage`: chunks carry `usage`, null but in the last, as with stream_options.include_usage; `continuous`: in
+        each chunk the tokens of its choice so far.
+        """
         self.head: dict[str, Any] = {
             "id": answer_id,
             "object": kind,
@@ -26,12 +30,21 @@ class Envelope:
         }
         self._start = b"data: " + _encode(self.head)[:-1] + b',"choices":[{"index":'
         self._usage = usage
+        self._continuous = usage and continuous
         self._end = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
 
-    def chunk(self, index: int, key: bytes, value: bytes, rest: dict[str, Any]) -> bytes:
-        """An event of choice `index` with `key` (as `"text":`) and encoded `value` first, then the fields of `rest`."""
-        tail = _encode(rest)[1:-1]
-        return b"%b%d,%b%b%b%b%b" % (self._start, index, key, value, b"," if tail else b"", tail, self._end)
+    def chunk(
+        self, index: int, key: bytes, value: bytes, rest: dict[str, Any], tokens: tuple[int, int] = (0, 0)
+    ) -> bytes:
+        """An event of choice `index` with `key` (as `"text":`) and encoded `value` first, then the fields of `rest`.
+
+        `tokens`: of the choice's prompt, and of its text so far.
+        """
+        tail, end = _encode(rest)[1:-1], self._end
+        if self._continuous:
+            counts = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
+            end = b'}],"usage":%b}\n\n' % _encode(counts)
+        return b"%b%d,%b%b%b%b%b" % (self._start, index, key, value, b"," if tail else b"", tail, end)
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """The event after the last choice; empty unless asked for."""

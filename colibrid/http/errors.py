@@ -68,6 +68,20 @@ class MediaTypeError(RequestError):
     status = 415
 
 
+class RequestTimeoutError(RequestError):
+    """The answer took longer than the request's timeout_s: 504."""
+
+    status = 504
+    type = "server_error"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            f"The answer was not complete within timeout_s = {timeout_s:g} s; ask for fewer tokens, or allow more time.",
+            param="timeout_s",
+            code="timeout",
+        )
+
+
 class InternalError(RequestError):
     """A mistake of ours: 500. Details go to the log only."""
 

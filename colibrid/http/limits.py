@@ -20,6 +20,7 @@ __all__ = [
     "MAX_STOPS",
     "MAX_STOP_CHARS",
     "MAX_STOP_IDS",
+    "MAX_TIMEOUT_S",
     "OTHER_FIELDS_BYTES",
     "WRITE_TIMEOUT_S",
 ]
@@ -37,3 +38,4 @@ MAX_JSON_CONTAINERS = 1 << 16  # lists and objects of a body
 MAX_JSON_KEYS = 1 << 17  # of all objects of a body
 MAX_JSON_VALUES = 1 << 20  # in all lists and objects of a body, token ids first of all
 MAX_LISTED_TOKENS = 1 << 18  # ids that /tokenize gives and /detokenize takes at a time
+MAX_TIMEOUT_S = 86400.0  # that a request may ask for

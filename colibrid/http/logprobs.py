@@ -92,8 +92,8 @@ def _prompt_entry(tokenizer: Tokenizer, record: TokenRecord) -> dict[str, Any] |
     }
 
 
-def text_and_offsets(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, list[int]]:
-    """The text of a prompt's ids, and where in it each id begins."""
+def text_and_offsets(tokenizer: Tokenizer, ids: Sequence[int], sent: str | None) -> tuple[str, list[int]]:
+    """The text of a prompt's ids, and where in it each id begins. `sent`: the client's own text of all these ids."""
     decoder = detokenizer(tokenizer, skip_special_tokens=False)
     pieces: list[str] = []
     offsets = []
@@ -104,4 +104,7 @@ def text_and_offsets(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, lis
         pieces.append(piece)
         length += len(piece)
     pieces.append(decoder.flush())
-    return "".join(pieces), offsets
+    text = "".join(pieces)
+    if sent is None or text == sent:
+        return text, offsets
+    return sent, tokenizer.starts(sent, ids)  # its ids say less (a normalized form) or more (a token put first)

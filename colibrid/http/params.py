@@ -42,6 +42,7 @@ class Job:
     prompts: tuple[Prompt, ...]
     requests: tuple[GenerateRequest, ...]
     output: OutputOptions
+    timeout_s: float | None = None  # for the whole answer, from the head of the request on
 
 
 def check_model(name: str | None, state: AppState) -> None:
@@ -199,6 +200,10 @@ async def completion_job(body: CompletionBody, state: AppState, request_id: str)
 def chat_job(body: ChatBody, state: AppState, request_id: str, prompt: Prompt) -> Job:
     """Checks a chat request, whose prompt is rendered already, against the model and builds its request."""
     _check_common(body)
+    if body.stream and body.prompt_logprobs is not None:
+        raise RequestError(
+            "prompt_logprobs goes with stream only in /v1/completions; leave one out.", param="prompt_logprobs"
+        )
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs: true; add it.", param="top_logprobs")
     if None not in (body.max_tokens, body.max_completion_tokens) and body.max_tokens != body.max_completion_tokens:
@@ -227,8 +232,6 @@ def chat_job(body: ChatBody, state: AppState, request_id: str, prompt: Prompt) -
 def _check_common(body: SamplingBody) -> None:
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream: true; add it.", param="stream_options")
-    if body.stream and body.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs does not work with stream; leave one out.", param="prompt_logprobs")
     if body.truncate_prompt_tokens == 0:
         raise RequestError("truncate_prompt_tokens = 0 would leave no prompt; send -1 or 1 and more.",
                            param="truncate_prompt_tokens")  # fmt: skip
@@ -283,6 +286,7 @@ def _job(
             skip_special_tokens=body.skip_special_tokens is not False,
             min_tokens=body.min_tokens or 0,
         ),
+        timeout_s=body.timeout_s,
     )
 
 

@@ -50,6 +50,11 @@ class Choice:
         self._text = OutputText(tokenizer, job.output)
 
     @property
+    def tokens(self) -> tuple[int, int]:
+        """Of the prompt, and of the text so far."""
+        return len(self.prompt.ids), self._text.tokens
+
+    @property
     def prompt_records(self) -> tuple[TokenRecord, ...]:
         """Log-probabilities of the prompt; complete from the first delta on."""
         return self._generation.prompt_records

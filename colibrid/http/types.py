@@ -19,6 +19,7 @@ from colibrid.http.limits import (
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_STOPS,
+    MAX_TIMEOUT_S,
 )
 
 TokenCount = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -40,8 +41,11 @@ def _doc(text: str) -> Meta:
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`stream_options`."""
 
-    include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_usage: Annotated[bool | None, _doc("a last event with the usage of all choices")] = None
+    continuous_usage_stats: Annotated[
+        bool | None, _doc("with include_usage: in every event the tokens of its choice so far")
+    ] = None
+    include_obfuscation: Annotated[Literal[False] | None, _doc("true is refused")] = None
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,6 +106,10 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     stream: Annotated[bool | None, _doc("server-sent events; one event may hold several tokens")] = None
     stream_options: Annotated[StreamOptions | None, _doc("only with stream; include_usage")] = None
+    timeout_s: Annotated[
+        Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None,
+        _doc("504, or an error event, when the answer takes longer; counted from the head of the request"),
+    ] = None
     user: Annotated[str | None, _doc("accepted, not used")] = None
     experts: Annotated[Experts | None, _doc("per_token 1..k of the model, threshold; reported in usage.experts")] = None
 
@@ -197,7 +205,6 @@ _COMMON_REFUSED: dict[str, Refused] = {
     "guided_grammar": _STRUCTURED,
     "use_beam_search": Refused((False,)),
     "priority": Refused((0,)),
-    "timeout_s": Refused((), "leave it out and close the connection to cancel"),
 }
 COMPLETION_REFUSED: dict[str, Refused] = _COMMON_REFUSED | {
     "suffix": Refused(("",), "the model has no fill-in-the-middle tokens; leave it out"),

@@ -22,7 +22,7 @@ from colibrid.errors import ModelError, OverloadedError, RequestError
 from colibrid.text.words import longest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 _Result = TypeVar("_Result")
@@ -170,6 +170,17 @@ class Tokenizer:
             return await loop.run_in_executor(self._pool, work)
         finally:
             self._pending_chars -= chars
+
+    def starts(self, text: str, ids: Sequence[int]) -> list[int]:
+        """Where in `text` each of its `ids` begins; ids that were added to it have no length."""
+        found = self._fast.encode_batch([text], add_special_tokens=False)[0]
+        if len(found) != len(ids):
+            found = self._fast.encode_batch([text], add_special_tokens=True)[0]
+        starts, end = [], 0
+        for start, stop in found.offsets:
+            starts.append(start if stop > start else end)
+            end = max(end, stop)
+        return starts
 
     def least_tokens(self, chars: int) -> int:
         """A text of so many characters has at least so many tokens; 0 where that cannot be told."""

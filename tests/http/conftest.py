@@ -23,6 +23,7 @@ from colibrid.http.auth import KeyRing
 from colibrid.http.server import start_server
 from colibrid.http.state import AppState
 from colibrid.text.model_text import ModelText
+from colibrid.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -41,6 +42,20 @@ def model_text() -> ModelText:
         generation_config=MODEL_DIR / "generation_config.json",
         eos_token_ids=(END, 4091),
     )
+
+
+@pytest.fixture(scope="session")
+def with_start() -> Tokenizer:
+    """The bundled model's tokenizer, but with a special token that it puts first."""
+    described = json.loads((MODEL_DIR / "tokenizer.json").read_text())
+    start = {"id": "<|endoftext|>", "type_id": 0}
+    described["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": start}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [4091], "tokens": ["<|endoftext|>"]}},
+    }
+    return Tokenizer(json.dumps(described))
 
 
 class FakeGeneration:

@@ -13,6 +13,7 @@ from colibrid.http.logprobs import LegacyLogprobs, chat_logprobs, prompt_logprob
 
 if TYPE_CHECKING:
     from colibrid.text.model_text import ModelText
+    from colibrid.text.tokenizer import Tokenizer
     from tests.http.conftest import Answer, Server
 
 MINUS_INFINITY = float("-inf")
@@ -67,11 +68,31 @@ def test_prompt_own_token_outside_the_top(model_text: ModelText) -> None:
 def test_offsets_of_a_prompt(model_text: ModelText) -> None:
     """Each id begins where the text of those before it ends; parts of a character begin where it begins."""
     ids = model_text.tokenizer.encode("The 日<|im_end|>x", add_special_tokens=True)
-    text, offsets = text_and_offsets(model_text.tokenizer, ids)
+    text, offsets = text_and_offsets(model_text.tokenizer, ids, None)
     assert text == "The 日<|im_end|>x"
     assert offsets[0] == 0
     assert text[offsets[ids.index(4093)] :] == "<|im_end|>x"
     assert offsets == sorted(offsets)
+
+
+def test_offsets_are_those_of_what_was_sent(model_text: ModelText) -> None:
+    """A text that its ids spell otherwise is echoed as it was sent, and offsets point into that."""
+    sent = "a\u0301 The\u0301 a capital"  # a tokenizer that composes characters
+    ids = model_text.tokenizer.encode(sent, add_special_tokens=True)
+    text, offsets = text_and_offsets(model_text.tokenizer, ids, sent)
+    assert text == sent
+    assert model_text.tokenizer.decode(ids, skip_special_tokens=False) != sent
+    assert offsets[0] == 0
+    assert offsets == sorted(offsets)
+    assert text[offsets[-1] :].strip() == "capital"
+
+
+def test_added_tokens_have_no_length(with_start: Tokenizer) -> None:
+    """A token that the tokenizer puts first is no part of the text that was sent, and moves no offset."""
+    ids = with_start.encode("The capital", add_special_tokens=True)
+    assert ids == [4091, 568, 572]
+    text, offsets = text_and_offsets(with_start, ids, "The capital")
+    assert (text, offsets[:2], text[offsets[2] :].strip()) == ("The capital", [0, 0], "capital")
 
 
 @pytest.mark.parametrize("inline", [0, 1 << 30])

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import colibrid
 from colibrid.text.guard import SpecialGuard
-from colibrid.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from colibrid.text.model_text import ModelText
+    from colibrid.text.tokenizer import Tokenizer
     from tests.http.conftest import Answer, Server
 
-MODEL_DIR = Path(colibrid.__file__).parent / "models" / "hummingbird-13m"
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 ASK: dict[str, dict[str, Any]] = {
@@ -240,21 +236,10 @@ async def test_who_and_what_is_asked(server: Server, path: str) -> None:
 
 
 @pytest.fixture
-def text_with_start(model_text: ModelText, tmp_path: Path) -> ModelText:
+def text_with_start(model_text: ModelText, with_start: Tokenizer) -> ModelText:
     """The bundled model's text, with a tokenizer that puts a special token first."""
-    described = json.loads((MODEL_DIR / "tokenizer.json").read_text())
-    start = {"id": "<|endoftext|>", "type_id": 0}
-    described["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [{"SpecialToken": start}, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [4091], "tokens": ["<|endoftext|>"]}},
-    }
-    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
-    tokenizer = Tokenizer.load(tmp_path / "tokenizer.json")
-    return dataclasses.replace(
-        model_text, tokenizer=tokenizer, guard=SpecialGuard(tokenizer.special_strings, tokenizer.mark)
-    )
+    guard = SpecialGuard(with_start.special_strings, with_start.mark)
+    return dataclasses.replace(model_text, tokenizer=with_start, guard=guard)
 
 
 @pytest.mark.fields("/v1/completions", "add_special_tokens")
@@ -268,3 +253,42 @@ async def test_special_tokens_are_added(make_server: Callable[..., Any], text_wi
         assert (server.service.last.prompt_ids[0] == 4091) == added
     await server.post(COMPLETIONS, {"prompt": [5]})
     assert server.service.last.prompt_ids == (5,)
+
+
+@pytest.mark.fields("stream_options", "continuous_usage_stats")
+@both_routes
+async def test_usage_in_every_event(server: Server, path: str) -> None:
+    """With continuous_usage_stats each event tells the tokens of its choice so far; without include_usage none does."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    answer = await server.post(path, ASK[path] | {"stream": True, "stream_options": options})
+    *events, last, _done = answer.events
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == last["usage"]["completion_tokens"] == 9
+    assert set(counts) >= set(range(1, 10))
+    for event in events:
+        usage = event["usage"]
+        assert usage["prompt_tokens"] == last["usage"]["prompt_tokens"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    answer = await server.post(path, ASK[path] | {"stream": True, "stream_options": {"continuous_usage_stats": True}})
+    assert all("usage" not in event for event in answer.events[:-1])
+
+
+@pytest.mark.fields("/v1/completions", "timeout_s")
+@pytest.mark.fields("/v1/chat/completions", "timeout_s")
+@both_routes
+@whole_and_streamed
+@pytest.mark.parametrize("pause_s", [30.0, 0.02])
+async def test_answers_that_take_too_long(server: Server, path: str, stream: bool, pause_s: float) -> None:
+    """After timeout_s the request ends with 504, or with an error event and no [DONE], and its slots are free."""
+    server.service.pause_s = pause_s
+    server.service.reply = [568] * 10_000
+    request = ASK[path] | {"max_tokens": 2000, "stream": stream, "timeout_s": 0.1}
+    answer = await server.post(path, request, Connection="close")  # a stream that fails closes it anyway
+    error = answer.events[-1]["error"] if stream else answer.error
+    assert (answer.status, error["code"], error["param"]) == (200 if stream else 504, "timeout", "timeout_s")
+    assert "0.1 s" in error["message"]
+    assert b"[DONE]" not in answer.raw
+    assert not server.service.live
+    server.service.pause_s = 0.0
+    assert (await server.post(path, ASK[path] | {"timeout_s": 60})).status == 200
