@@ -180,6 +180,8 @@ async def completion_job(body: CompletionBody, state: AppState, request_id: str)
     check_model(body.model, state)
     _check_common(body)
     entries = prompt_entries(body.prompt)
+    if body.suffix:
+        entries = await _with_gap(entries, body, state)
     most = usable_tokens(body, state)
     prompts = await encode_prompts(entries, state, add_special=body.add_special_tokens is not False, most=most)
     prompt_logprobs = body.prompt_logprobs
@@ -195,6 +197,28 @@ async def completion_job(body: CompletionBody, state: AppState, request_id: str)
         logprobs=body.logprobs,
         prompt_logprobs=prompt_logprobs,
     )
+
+
+async def _with_gap(entries: Sequence[str | list[int]], body: CompletionBody, state: AppState) -> list[str | list[int]]:
+    """Each prompt with the suffix behind it, and between them the gap that the model fills in."""
+    tokenizer, suffix = state.text.tokenizer, body.suffix or ""
+    marks = tokenizer.infill_tokens
+    if marks is None:
+        raise RequestError(
+            f"suffix = {shown(suffix)}: the model has no tokens to fill in the middle; leave it out.",
+            param="suffix",
+            code="unsupported_value",
+        )
+    for name, given in (("echo", body.echo), ("truncate_prompt_tokens", body.truncate_prompt_tokens)):
+        if given:
+            raise RequestError(f"{name} does not go with suffix; leave one out.", param=name)
+    before, behind, gap = marks
+    tail = await tokenizer.encode_async(behind + suffix + gap, add_special_tokens=False)
+    head = tokenizer.encode(before, add_special_tokens=False)
+    return [
+        before + entry + behind + suffix + gap if isinstance(entry, str) else [*head, *entry, *tail]
+        for entry in entries
+    ]
 
 
 def chat_job(body: ChatBody, state: AppState, request_id: str, prompt: Prompt) -> Job:

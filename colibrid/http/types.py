@@ -122,6 +122,10 @@ class CompletionBody(SamplingBody, frozen=True, kw_only=True):
         _doc("a string, token ids, or a list of strings and lists of token ids: one choice each; never empty"),
     ] = None
     max_tokens: Annotated[TokenCount | None, _doc("default 16, or what the context leaves; 0: only the prompt")] = None
+    suffix: Annotated[
+        str | None,
+        _doc("text behind a gap to be filled in; 400 unless the model has tokens for that (Qwen, StarCoder, DeepSeek)"),
+    ] = None
     logprobs: Annotated[Logprobs | None, _doc("OpenAI's older shape; the sampled token is always listed")] = None
     echo: Annotated[bool | None, _doc("the prompt first; with logprobs also those of the prompt")] = None
     add_special_tokens: Annotated[bool | None, _doc("for string prompts; default true")] = None
@@ -207,7 +211,6 @@ _COMMON_REFUSED: dict[str, Refused] = {
     "priority": Refused((0,)),
 }
 COMPLETION_REFUSED: dict[str, Refused] = _COMMON_REFUSED | {
-    "suffix": Refused(("",), "the model has no fill-in-the-middle tokens; leave it out"),
     "response_format": Refused(({"type": "text"},), _STRUCTURED.instead),
 }
 CHAT_REFUSED: dict[str, Refused] = _COMMON_REFUSED | {

@@ -33,6 +33,13 @@ _NFC_SHRINK = 4  # characters that Unicode's composition makes one, at most
 _PLANE_16 = 0x100000  # private use; the last two code points of the plane are noncharacters
 
 
+_INFILL = (  # what begins the text before the gap, the text behind it, and the gap itself
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),  # DeepSeek
+)
+
+
 class _AddedToken(msgspec.Struct):
     id: int
     content: str
@@ -81,6 +88,9 @@ class Tokenizer:
         self._fast.no_padding()
         self._source = source
         self._specials = [token for token in described.added_tokens if token.special]
+        added = {token.content for token in described.added_tokens}
+        # The tokens that mark a gap to be filled in, in the order of _INFILL; none where the model has not learnt it.
+        self.infill_tokens = next((tokens for tokens in _INFILL if added.issuperset(tokens)), None)
         self._byte_table = _byte_table_kind(described.decoder or {})
         self._longest = self._longest_token() if _keeps_text(described, source, self._byte_table) else 0
         self._bytes_of: dict[int, bytes] = {}  # ids seen so far, as is _text_of

@@ -79,7 +79,6 @@ BAD_COMPLETIONS = [
     ({"logprobs": -1}, "logprobs", ">= 0"),
     ({"logprobs": True}, "logprobs", "int"),
     ({"prompt_logprobs": 21}, "prompt_logprobs", "<= 20"),
-    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
     ({"echo": 1}, "echo", "bool"),
     ({"stream": "yes"}, "stream", "bool"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
@@ -95,12 +94,13 @@ BAD_COMPLETIONS = [
     ({"n": 2}, "n", "not implemented yet"),
     ({"n": True}, "n", "not implemented yet"),
     ({"best_of": 2}, "best_of", "not implemented yet"),
-    ({"suffix": "x"}, "suffix", "not implemented yet"),
+    ({"suffix": "x"}, "suffix", "no tokens"),
+    ({"suffix": 5}, "suffix", "str"),
     ({"structured_outputs": {"json": {}}}, "structured_outputs", "not implemented yet"),
     ({"guided_regex": "a"}, "guided_regex", "not implemented yet"),
     ({"use_beam_search": True}, "use_beam_search", "not implemented yet"),
     ({"priority": 1}, "priority", "not implemented yet"),
-    ({"timeout_s": 1}, "timeout_s", "not implemented yet"),
+    ({"timeout_s": 0}, "timeout_s", "> 0"),
 ]
 
 BAD_CHATS = [
@@ -138,6 +138,7 @@ BAD_CHATS = [
     ({"reasoning_effort": "low"}, "reasoning_effort", "not implemented yet"),
     ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "not implemented yet"),
     ({"n": 2}, "n", "not implemented yet"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
 ]
 
 

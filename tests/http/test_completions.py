@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import colibrid
+from colibrid.text.tokenizer import Tokenizer
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from colibrid.text.model_text import ModelText
     from tests.http.conftest import Server
 
+MODEL_DIR = Path(colibrid.__file__).parent / "models" / "hummingbird-13m"
 REPLY = "The capital of Norway is Oslo."
 IDS = [568, 572, 281, 3210, 1031, 303, 2827, 13, 4093]
 
@@ -220,3 +228,44 @@ async def test_scoring_generates_nothing(server: Server) -> None:
     assert len(body["choices"][0]["logprobs"]["tokens"]) == 2
     assert body["usage"]["completion_tokens"] == 0
     assert server.service.last.max_tokens == 0
+
+
+INFILL = [
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+]
+
+
+@pytest.mark.fields("/v1/completions", "suffix")
+@pytest.mark.parametrize("marks", INFILL)
+async def test_suffix_makes_a_gap(
+    make_server: Callable[..., Any], model_text: ModelText, marks: tuple[str, ...]
+) -> None:
+    """Where the model has tokens for it, prompt and suffix stand around a gap in the model's own form."""
+    described = json.loads((MODEL_DIR / "tokenizer.json").read_text())
+    for token, content in zip((4091, 4094, 4095), marks, strict=True):
+        old = next(entry["content"] for entry in described["added_tokens"] if entry["id"] == token)
+        described = json.loads(json.dumps(described, ensure_ascii=False).replace(json.dumps(old), json.dumps(content)))
+    text = dataclasses.replace(model_text, tokenizer=Tokenizer(json.dumps(described)))
+    server = await make_server(text=text)
+    for prompt in ("The capital", [568, 572]):
+        answer = await server.post("/v1/completions", {"prompt": [prompt, [5]], "suffix": " Oslo"})
+        assert answer.status == 200
+        first, second = server.service.seen[-2:]
+        assert first.prompt_ids == (4091, 568, 572, 4094, 2827, 4095)
+        assert second.prompt_ids == (4091, 5, 4094, 2827, 4095)
+    for fields in ({"echo": True}, {"truncate_prompt_tokens": 3}):
+        answer = await server.post("/v1/completions", {"prompt": "a", "suffix": "b"} | fields)
+        assert (answer.status, answer.error["param"]) == (400, *fields)
+
+
+async def test_prompt_logprobs_are_streamed_once(server: Server) -> None:
+    """In a stream each choice's first event has its prompt's log-probabilities, as the whole answer has them."""
+    request = {"prompt": [[568, 572], [5]], "max_tokens": 3, "prompt_logprobs": 1}
+    whole = (await server.post("/v1/completions", request)).json["choices"]
+    *events, _done = (await server.post("/v1/completions", request | {"stream": True})).events
+    for choice in whole:
+        own = [event["choices"][0] for event in events if event["choices"][0]["index"] == choice["index"]]
+        assert own[0]["prompt_logprobs"] == choice["prompt_logprobs"]
+        assert not [later for later in own[1:] if "prompt_logprobs" in later]
