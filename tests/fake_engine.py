@@ -83,6 +83,9 @@ class FakeChannel:
         first = SlotRecord(-1, float("nan"), ())
         return lambda: [first, *(SlotRecord(-1, -float(i), ((i, -1.0),)) for i in range(1, count))]
 
+    def pooled(self, slot: int) -> bytes:
+        return b"\0\0\x80?"
+
     def usage(self, slot: int) -> SlotUsage:
         return SlotUsage(10, 2, 1, 0, 0)
 

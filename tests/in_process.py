@@ -38,6 +38,7 @@ class Answer(msgspec.Struct):
     usage: SlotUsage | None = None
     finish: int = 0  # CLB_FINISH_*
     status: int | None = None  # clb_status of a failed request
+    pooled: bytes = b""
 
     @property
     def tokens(self) -> list[int]:
@@ -205,6 +206,8 @@ class InProcessEngine:
             answer.status = event.status
         if _released(event):
             answer.finish = event.flags
+            if request.flags & (abi.RequestFlag.POOL_MEAN | abi.RequestFlag.POOL_LAST):
+                answer.pooled = self.channel.pooled(event.slot)
             if request.flags & abi.RequestFlag.PROMPT_LOGPROBS:
                 answer.prompt = self.channel.prompt_records(event.slot, len(request.prompt_ids))
 
@@ -232,3 +235,8 @@ def ask(prompt: Sequence[int], max_tokens: int, *, top: int = 8, prompt_top: int
 def is_first(record: SlotRecord) -> bool:
     """Prompt position 0 has no prediction."""
     return math.isnan(record.logprob) and not record.top
+
+
+def pool(prompt: Sequence[int], flag: abi.RequestFlag, **more: Any) -> SlotRequest:
+    """A request for the prompt's pooled hidden state."""
+    return SlotRequest(generation=0, seed=0, prompt_ids=list(prompt), max_tokens=0, flags=flag, **more)

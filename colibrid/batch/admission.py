@@ -14,7 +14,7 @@ from colibrid.errors import RequestError
 
 if TYPE_CHECKING:
     from colibrid.batch.interfaces import EngineInfo
-    from colibrid.batch.request import GenerateRequest, Sampling
+    from colibrid.batch.request import ExpertPolicy, GenerateRequest, Sampling
 
 _MAX_SEED = (1 << 64) - 1
 _TINY = 1.2e-38  # about the smallest normal float32, which the engine computes with: below it nothing is above 0
@@ -25,14 +25,22 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
     _check_lengths(request, info)
     _check_ids(request, info)
     _check_sampling(request.sampling, info)
-    own = info.experts_per_token
-    if request.experts.per_token is not None and not 1 <= request.experts.per_token <= own:
-        raise _error("experts.per_token", request.experts.per_token, f"1 to {own}, the model's own number")
-    if not 0 <= request.experts.threshold < 1:
-        raise _error("experts.threshold", request.experts.threshold, "0 to below 1")
+    _check_experts(request.experts, info)
+    if request.pooling is not None and request.max_tokens > 0:
+        raise _error("max_tokens", request.max_tokens, "0 where the prompt is pooled")
     for name, value in (("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)):
         if value is not None and not 0 <= value <= abi.MAX_TOP_LOGPROBS:
             raise _error(name, value, f"0 to {abi.MAX_TOP_LOGPROBS}")
+
+
+def _check_experts(experts: ExpertPolicy, info: EngineInfo) -> None:
+    per_token, threshold = experts.per_token, experts.threshold
+    if isinstance(per_token, int) and not 1 <= per_token <= info.experts_most:
+        raise _error(
+            "experts.per_token", per_token, f"1 to {info.experts_most}, the model's own number or what is allowed"
+        )
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise _error("experts.threshold", threshold, "0 to 1")
 
 
 def _check_lengths(request: GenerateRequest, info: EngineInfo) -> None:

@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from colibrid.batch.generation import LiveGeneration
+    from colibrid.batch.interfaces import EngineInfo
     from colibrid.engine.channel import DaemonChannel, Event
     from colibrid.engine.supervisor import EngineSession
     from colibrid.errors import RequestError
 
 _SMOOTHING = 0.1  # weight of the newest request in the mean duration
+
+
+def _most(per_token: int | tuple[int, ...] | None) -> int | None:
+    return max(per_token) if isinstance(per_token, tuple) else per_token
 
 
 class Tally(msgspec.Struct):
@@ -60,13 +65,13 @@ class FanOut:
         self,
         slots: SlotTable[LiveGeneration],
         tally: Tally,
-        experts_per_token: int,
+        info: EngineInfo,
         released: Callable[[Slot[LiveGeneration]], None],
     ) -> None:
         """`released` is called after a slot has become free."""
         self._slots = slots
         self._tally = tally
-        self._experts_per_token = experts_per_token
+        self._info = info
         self._released = released
         self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -167,8 +172,13 @@ class FanOut:
             completion_tokens=generation.received,
             cached_tokens=usage.cached_tokens,
             experts=ExpertUsage(
-                request.experts.per_token or self._experts_per_token, usage.assignments, usage.trimmed, usage.dropped
+                _most(request.experts.per_token) or self._info.experts_per_token,
+                usage.assignments,
+                usage.trimmed,
+                usage.dropped,
+                self._info.batch_dependent,
             ),
+            pooled=None if request.pooling is None else channel.pooled(slot),
             queue_ms=(clock.placed - clock.submitted) * 1000,
             prefill_ms=(clock.first - clock.placed) * 1000,
             decode_ms=(asyncio.get_running_loop().time() - clock.first) * 1000,

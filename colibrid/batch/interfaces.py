@@ -36,7 +36,10 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_seq_len: int  # tokens, prompt and output of one request together
     slots: int
+    hidden: int  # values of an embedding
     experts_per_token: int  # the checkpoint's own k (largest of its layers); 0 = no MoE layer
+    experts_most: int  # that a request may ask for; at least experts_per_token
+    batch_dependent: bool  # experts.max_tokens_per_expert is on
     device: str  # for people, e.g. "cpu"
     fingerprint: str  # changes with anything that may change the text for equal request and seed
     memory: MemoryPlan | None = None  # None until the engine was ready once

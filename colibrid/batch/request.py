@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length"]
+Pooling = Literal["mean", "last"]
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,10 +25,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpertPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Experts that one request may use in every MoE layer. None and 0 mean the model's own."""
+    """Experts that one request may use in every MoE layer. None: what the settings say, and in the end the model's own."""
 
-    per_token: int | None = None
-    threshold: float = 0.0
+    per_token: int | tuple[int, ...] | None = None  # of all MoE layers, or of each layer
+    threshold: float | None = None  # 0 .. 1
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +45,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     experts: ExpertPolicy = ExpertPolicy()
     choice: int = 0
     masked: bool = False  # each output position waits for Generation.submit_mask
+    pooling: Pooling | None = None  # with max_tokens 0: the prompt's hidden state as GenerateResult.pooled
 
 
 class TokenRecord(msgspec.Struct, frozen=True):
@@ -57,10 +59,11 @@ class TokenRecord(msgspec.Struct, frozen=True):
 class ExpertUsage(msgspec.Struct, frozen=True):
     """What the experts did for one request (`usage.experts`)."""
 
-    per_token: int
+    per_token: int  # the most of any layer
     assignments: int
     trimmed: int
     dropped: int
+    batch_dependent: bool = False  # experts.max_tokens_per_expert is on
 
 
 class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +75,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int  # a stop id included
     cached_tokens: int
     experts: ExpertUsage
+    pooled: bytes | None = None  # float32 of this machine, length 1
     queue_ms: float
     prefill_ms: float
     decode_ms: float

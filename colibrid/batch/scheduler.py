@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from colibrid.batch.interfaces import EngineInfo
-    from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings
+    from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings, TaskExpertsSettings
     from colibrid.engine.state import Readiness
     from colibrid.engine.supervisor import EngineListener, EngineSession
 
@@ -46,6 +46,19 @@ class Engine(Protocol):
     def readiness(self) -> Readiness: ...
 
     def attach(self, listener: EngineListener) -> None: ...
+
+
+def with_defaults(asked: ExpertPolicy, task: TaskExpertsSettings, general: ExpertsSettings) -> ExpertPolicy:
+    """What a request asks for, completed by what the settings say for its task, then in general."""
+    per_token = next((k for k in (asked.per_token, task.per_token, general.per_token) if k is not None), None)
+    threshold = next((t for t in (asked.threshold, task.threshold) if t is not None), general.threshold)
+    return ExpertPolicy(per_token=tuple(per_token) if isinstance(per_token, list) else per_token, threshold=threshold)
+
+
+def _task(request: GenerateRequest, experts: ExpertsSettings) -> TaskExpertsSettings:
+    if request.pooling is not None:
+        return experts.embed
+    return experts.score if request.max_tokens == 0 else experts.generate
 
 
 class SchedulerCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +87,7 @@ class Scheduler:
         limits: LimitsSettings,
         experts: ExpertsSettings,
     ) -> None:
-        """layer_experts: the model's own experts per token in each layer, 0 in dense layers."""
+        """layer_experts: the most experts per token in each layer, 0 in dense layers."""
         self._engine = engine
         self._info = info
         self._layer_experts = tuple(layer_experts)
@@ -92,7 +105,7 @@ class Scheduler:
         self._pump_handle: asyncio.Handle | None = None
         self._window: asyncio.TimerHandle | None = None
         self._tally = Tally()
-        self._fan_out = FanOut(self._slots, self._tally, info.experts_per_token, self._released)
+        self._fan_out = FanOut(self._slots, self._tally, info, self._released)
         engine.attach(self)
 
     # ------------------------------------------------------------ for others
@@ -165,12 +178,7 @@ class Scheduler:
     # ------------------------------------------------------------- admission
 
     def _with_defaults(self, request: GenerateRequest) -> GenerateRequest:
-        policy = request.experts
-        if policy.per_token is not None and policy.threshold:
-            return request
-        policy = ExpertPolicy(
-            per_token=policy.per_token or self._experts.per_token, threshold=policy.threshold or self._experts.threshold
-        )
+        policy = with_defaults(request.experts, _task(request, self._experts), self._experts)
         return request if policy == request.experts else msgspec.structs.replace(request, experts=policy)
 
     def _admit(self, requests: Sequence[GenerateRequest]) -> tuple[LiveGeneration, ...]:

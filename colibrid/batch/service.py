@@ -21,7 +21,7 @@ import msgspec
 import colibrid
 from colibrid.batch.interfaces import EngineInfo
 from colibrid.batch.scheduler import Scheduler
-from colibrid.engine.spec import device_name, make_spec
+from colibrid.engine.spec import device_name, make_spec, most_experts
 from colibrid.engine.supervisor import Supervisor
 from colibrid.engine.tables import experts_per_token
 
@@ -41,7 +41,7 @@ def make_service(
     scheduler = Scheduler(
         supervisor,
         make_info(spec, manifest, settings.model.served_name or manifest.name),
-        [layer.experts_per_token for layer in manifest.layers],
+        [most_experts(layer, spec.experts_most) for layer in manifest.layers],
         batch=settings.batch,
         limits=settings.limits,
         experts=settings.experts,
@@ -57,7 +57,10 @@ def make_info(spec: EngineSpec, manifest: Manifest, model_id: str) -> EngineInfo
         vocab_size=manifest.hyperparameters.vocab_size,
         max_seq_len=spec.max_seq_len,
         slots=spec.slots,
+        hidden=manifest.hyperparameters.hidden,
         experts_per_token=experts_per_token(manifest),
+        experts_most=max((most_experts(layer, spec.experts_most) for layer in manifest.layers), default=0),
+        batch_dependent=spec.max_tokens_per_expert > 0,
         device=device_name(spec),
         fingerprint=_fingerprint(spec, manifest),
     )

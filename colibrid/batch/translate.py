@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from colibrid.batch.request import GenerateRequest, TokenRecord
+from colibrid.batch.request import ExpertPolicy, GenerateRequest, TokenRecord
 from colibrid.engine import abi
 from colibrid.engine.channel import SlotRecord, SlotRequest
 from colibrid.errors import EngineFaultError, RequestError
@@ -14,10 +14,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_POOL_FLAGS = {None: abi.RequestFlag(0), "mean": abi.RequestFlag.POOL_MEAN, "last": abi.RequestFlag.POOL_LAST}
+
+
+def layer_policies(policy: ExpertPolicy, layer_experts: Sequence[int]) -> list[tuple[int, float]]:
+    """(k, threshold) of each layer; k = 0: the model's own. layer_experts: the most of each layer, 0 = dense."""
+    asked = policy.per_token or 0
+    each = [asked] * len(layer_experts) if isinstance(asked, int) else asked
+    return [
+        (min(wanted, most), (policy.threshold or 0.0) if most else 0.0)
+        for wanted, most in zip(each, layer_experts, strict=True)
+    ]
+
+
 def slot_request(request: GenerateRequest, generation: int, layer_experts: Sequence[int]) -> SlotRequest:
-    """The request block of one request. layer_experts: the model's own experts per token in each layer, 0 = dense."""
-    sampling, policy = request.sampling, request.experts
-    flags = abi.RequestFlag(0)
+    """The request block of one request. layer_experts: the most experts per token in each layer, 0 = dense."""
+    sampling = request.sampling
+    flags = _POOL_FLAGS[request.pooling]
     if request.logprobs is not None:
         flags |= abi.RequestFlag.LOGPROBS
     if request.prompt_logprobs is not None:
@@ -36,7 +49,7 @@ def slot_request(request: GenerateRequest, generation: int, layer_experts: Seque
         prompt_top_logprobs=request.prompt_logprobs or 0,
         bias=sampling.logit_bias,
         stop_ids=request.stop_token_ids,
-        policy=[(min(policy.per_token or own, own), policy.threshold if own else 0.0) for own in layer_experts],
+        policy=layer_policies(request.experts, layer_experts),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         min_p=sampling.min_p,

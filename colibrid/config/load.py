@@ -132,12 +132,19 @@ class _Collector:
         if key is None:
             self.unknown(path, text, origin)
             return
-        value = reader.plain_value(text)
+        value: object = reader.plain_value(text)
+        if isinstance(value, str) and "," in value and _takes(key, inspect.ListType):
+            value = [reader.plain_value(part.strip()) for part in value.strip("[]").split(",")]
         takes_text = any(isinstance(kind, inspect.StrType | inspect.LiteralType) for kind in key.kinds)
         takes_int = any(isinstance(kind, inspect.IntType) for kind in key.kinds)
         if takes_text and value is not None and not (takes_int and isinstance(value, int)):
             value = text
         self.value(key, value, text, origin)
+
+    def items(self, key: Key, node: reader.Sequence, origin: str) -> None:
+        """A list of plain values from the file."""
+        items = [item.value if isinstance(item, reader.Scalar) else None for item in node.items]
+        self.value(key, items, str(items), origin)
 
     def value(self, key: Key, value: object, text: str, origin: str) -> None:
         try:
@@ -176,6 +183,8 @@ def _from_mapping(path: Path, mapping: reader.Mapping, prefix: str, collector: _
         elif isinstance(node, reader.Scalar):
             at = f"{path}:{node.position.line}:{node.position.column}"
             collector.value(keys()[dotted], node.value, node.text, at)
+        elif isinstance(node, reader.Sequence) and _takes(keys()[dotted], inspect.ListType):
+            collector.items(keys()[dotted], node, at)
         else:
             kind = "a list" if isinstance(node, reader.Sequence) else "a section"
             collector.error(f"{at}: {dotted} must be {_describe(keys()[dotted])} (given: {kind})")
@@ -220,6 +229,8 @@ def _describe_kind(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.IntType | inspect.FloatType):
         noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
         return noun + _describe_bounds(kind)
+    if isinstance(kind, inspect.ListType):
+        return f"a list of at most {kind.max_length} items, each {_describe_kind(kind.item_type)}"
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     if isinstance(kind, inspect.NoneType):

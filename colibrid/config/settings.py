@@ -63,11 +63,29 @@ class BatchSettings(_Section, frozen=True, kw_only=True):
     prefill_tokens: Annotated[int, Meta(ge=1, le=65536)] = 512
 
 
+# One number for all MoE layers, or one for each layer (0: a dense one).
+PerToken = Annotated[int, Meta(ge=1, le=16)] | Annotated[list[Annotated[int, Meta(ge=0, le=16)]], Meta(max_length=256)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class TaskExpertsSettings(_Section, frozen=True, kw_only=True):
+    per_token: PerToken | None = None  # none: as experts.per_token
+    threshold: Share | None = None  # none: as experts.threshold
+
+
 class ExpertsSettings(_Section, frozen=True, kw_only=True):
-    per_token: Annotated[int, Meta(ge=1, le=16)] | None = None  # none: the model's own k
-    threshold: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    per_token: PerToken | None = None  # none: the model's own k
+    threshold: Share = 0.0
+    max_per_token: Annotated[int, Meta(ge=1, le=16)] | None = None  # none: the model's own k
     max_tokens_per_expert: PositiveInt | None = None  # none: nothing is ever dropped
     swap_slots: Annotated[int, Meta(ge=0, le=64)] = 0  # room for experts that replace others while serving
+    generate: TaskExpertsSettings = TaskExpertsSettings()
+    score: TaskExpertsSettings = TaskExpertsSettings()
+    embed: TaskExpertsSettings = TaskExpertsSettings()
+
+
+class EmbeddingsSettings(_Section, frozen=True, kw_only=True):
+    pooling: Literal["mean", "last"] = "mean"
 
 
 class TierSettings(_Section, frozen=True, kw_only=True):
@@ -106,6 +124,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     engine: EngineSettings = EngineSettings()
     batch: BatchSettings = BatchSettings()
     experts: ExpertsSettings = ExpertsSettings()
+    embeddings: EmbeddingsSettings = EmbeddingsSettings()
     memory: MemorySettings = MemorySettings()
     kv: KvSettings = KvSettings()
     logging: LoggingSettings = LoggingSettings()

@@ -10,7 +10,7 @@ from ctypes import POINTER, c_char, c_char_p, c_float, c_int32, c_size_t, c_uint
 from enum import IntEnum, IntFlag
 from typing import ClassVar
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_SLOTS = 64
 MAX_TOP_LOGPROBS = 20
 MAX_BIAS = 1024
@@ -111,6 +111,8 @@ class RequestFlag(IntFlag):
     LOGPROBS = 1
     PROMPT_LOGPROBS = 2
     MASKED = 4
+    POOL_MEAN = 8
+    POOL_LAST = 16
 
 
 class Layout(IntEnum):
@@ -425,7 +427,7 @@ class EngineConfig(ctypes.Structure):
         ("weights", c_uint32),
         ("dummy_seed", c_uint64),
         ("swap_slots", c_uint32),
-        ("reserved", c_uint32),
+        ("experts_most", c_uint32),
         ("tier_weights", TierConfig),
         ("tier_kv", TierConfig),
         ("tier_temp", TierConfig),

@@ -266,6 +266,11 @@ class DaemonChannel:
             SlotRecord(-1, values[0], _top_list(values[1], values[2:])) for values in _PROMPT_RECORD.iter_unpack(block)
         ]
 
+    def pooled(self, slot: int) -> bytes:
+        """The pooled vector, float32 of this machine: complete once the end of a request that pools was announced."""
+        offset = self._result_offset(slot) + self.layout.result_pooled
+        return self._map.bytes[offset : offset + 4 * self.shape.hidden]
+
     def usage(self, slot: int) -> SlotUsage:
         """Totals of the slot's request up to now. Final once its release was announced, until it is opened again."""
         offset = self._result_offset(slot)

@@ -44,6 +44,7 @@ class EngineSetup:
             prefill_tokens=spec.prefill_tokens,
             kv_precision=abi.Precision[spec.kv_precision.upper()],
             max_tokens_per_expert=spec.max_tokens_per_expert,
+            experts_most=spec.experts_most,
             threads=spec.threads,
             weights=abi.Weights[spec.weights.upper()],
             dummy_seed=spec.dummy_seed,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from colibrid.config.settings import HugePages, Settings, TierSettings
+from colibrid.config.settings import ExpertsSettings, HugePages, Settings, TierSettings
 from colibrid.config.sizes import parse_bytes
 from colibrid.engine.channel import ChannelShape
 from colibrid.engine.host_cpus import HostCpus, host_cpus
@@ -15,7 +15,7 @@ from colibrid.engine.tables import experts_per_token, max_experts
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
-    from colibrid.model.manifest import Manifest
+    from colibrid.model.manifest import Layer, Manifest
 
 _KIB = 1 << 10
 _MIB = 1 << 20
@@ -53,6 +53,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tier_temp: TierSpec
     swap_slots: int = 0
     kv_tokens: int = 0  # of the KV tier; 0: what tier_kv says
+    experts_most: int = 0  # experts a token that a request may ask for beyond the model's own; 0: none
 
 
 def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostCpus | None = None) -> EngineSpec:
@@ -76,9 +77,7 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
         raise ConfigError(
             f"batch.prefill_tokens is {batch.prefill_tokens}, below batch.prefill_chunk {batch.prefill_chunk}; raise it"
         )
-    own = experts_per_token(manifest)
-    if settings.experts.per_token is not None and settings.experts.per_token > own:
-        raise ConfigError(f"experts.per_token is {settings.experts.per_token}, but the model uses {own}; lower it")
+    _check_experts(settings.experts, manifest)
     tiers = settings.memory.tiers
     if settings.memory.kv_tokens is not None and tiers.kv.bytes != "auto":
         raise ConfigError("memory.kv_tokens and memory.tiers.kv.bytes both size the KV cache; leave one of them out")
@@ -104,7 +103,41 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
         tier_temp=_tier("temp", tiers.temp, 4 * _KIB),
         swap_slots=settings.experts.swap_slots,
         kv_tokens=settings.memory.kv_tokens or 0,
+        experts_most=settings.experts.max_per_token or 0,
     )
+
+
+def most_experts(layer: Layer, allowed: int) -> int:
+    """Experts a token that a request may use in this layer; `allowed`: EngineSpec.experts_most."""
+    return max(layer.experts_per_token, min(allowed, layer.experts))
+
+
+def _check_experts(experts: ExpertsSettings, manifest: Manifest) -> None:
+    allowed = experts.max_per_token or 0
+    largest = max_experts(manifest)
+    if allowed > largest:
+        raise ConfigError(f"experts.max_per_token is {allowed}, but the model has {largest} experts a layer; lower it")
+    tasks = {"generate": experts.generate, "score": experts.score, "embed": experts.embed}
+    named = {"experts.per_token": experts.per_token}
+    named |= {f"experts.{name}.per_token": task.per_token for name, task in tasks.items()}
+    most = [most_experts(layer, allowed) for layer in manifest.layers]
+    for name, value in named.items():
+        if isinstance(value, int) and value > max(most):
+            raise ConfigError(
+                f"{name} is {value}, but the model uses {experts_per_token(manifest)}; lower it, or allow more by "
+                "experts.max_per_token"
+            )
+        if isinstance(value, list):
+            _check_layers(name, value, most)
+
+
+def _check_layers(name: str, values: list[int], most: list[int]) -> None:
+    if len(values) != len(most):
+        raise ConfigError(f"{name} has {len(values)} numbers, but the model has {len(most)} layers; write one for each")
+    for layer, (value, limit) in enumerate(zip(values, most, strict=True)):
+        if not min(limit, 1) <= value <= limit:
+            allowed = f"1 to {limit}" if limit else "0: it has no experts"
+            raise ConfigError(f"{name} is {value} in layer {layer}; allowed there: {allowed}")
 
 
 def _kv_precision(settings: Settings, device: str) -> Literal["fp32", "fp16"]:

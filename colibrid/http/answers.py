@@ -34,8 +34,13 @@ class ExpertsUsed(msgspec.Struct, kw_only=True):
 
     per_token: Count
     assignments: Annotated[Count, Meta(description="of a token to an expert, over all layers")]
-    trimmed: Annotated[Count, Meta(description="assignments left out by threshold")]
+    trimmed: Annotated[
+        Count, Meta(description="assignments left out by per_token or threshold, against the model's own")
+    ]
     dropped: Annotated[Count, Meta(description="assignments left out by experts.max_tokens_per_expert")]
+    batch_dependent: Annotated[
+        Literal[True] | UnsetType, Meta(description="experts.max_tokens_per_expert is on: neighbours change the answer")
+    ] = UNSET
 
 
 class Usage(msgspec.Struct, kw_only=True):
@@ -47,6 +52,33 @@ class Usage(msgspec.Struct, kw_only=True):
     prompt_tokens_details: CachedTokens
     completion_tokens_details: ReasoningTokens
     experts: ExpertsUsed | UnsetType = UNSET
+
+
+class EmbeddingUsage(msgspec.Struct, kw_only=True):
+    """Tokens of all texts together."""
+
+    prompt_tokens: Count
+    total_tokens: Count
+    experts: ExpertsUsed | UnsetType = UNSET
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """The vector of one text."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: Annotated[
+        list[float] | str, Meta(description="of length 1; base64 of little-endian float32 if asked for")
+    ]
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    """Answer of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
 
 
 class OlderLogprobs(msgspec.Struct, kw_only=True):

@@ -9,6 +9,7 @@ __all__ = [
     "BODY_TIMEOUT_S",
     "MAX_BIAS",
     "MAX_EXPERTS_PER_TOKEN",
+    "MAX_INPUTS",
     "MAX_JSON_CONTAINERS",
     "MAX_JSON_DEPTH",
     "MAX_JSON_KEYS",
@@ -29,6 +30,7 @@ MAX_EXPERTS_PER_TOKEN = 16
 MAX_STOPS = 16  # stop strings of one request
 MAX_STOP_CHARS = 256  # characters of one stop string
 MAX_PROMPTS = 256  # prompts of one request
+MAX_INPUTS = 2048  # texts of one request for embeddings
 MAX_MESSAGES = 4096  # messages of one request
 OTHER_FIELDS_BYTES = 256 << 10  # of a body beside prompt and messages
 BODY_TIMEOUT_S = 30.0  # for the whole body to arrive

@@ -56,26 +56,24 @@ def check_model(name: str | None, state: AppState) -> None:
         )
 
 
-def prompt_entries(prompt: object) -> list[str | list[int]]:
-    """The prompts in any of OpenAI's forms. Raises RequestError for empty and wrong ones."""
+def prompt_entries(prompt: object, name: str = "prompt", most: int = MAX_PROMPTS) -> list[str | list[int]]:
+    """The prompts in any of OpenAI's forms, of field `name`. Raises RequestError for empty and wrong ones."""
     if prompt is None:
-        raise RequestError("prompt is missing; send it.", param="prompt", code="missing_required_parameter")
+        raise RequestError(f"{name} is missing; send it.", param=name, code="missing_required_parameter")
     if isinstance(prompt, str):
-        return [_text_entry(prompt, "prompt")]
+        return [_text_entry(prompt, name)]
     if not isinstance(prompt, list):
-        raise RequestError(
-            f"prompt: expected a string, token ids or a list of these, not {shown(prompt)}.", param="prompt"
-        )
+        raise RequestError(f"{name}: expected a string, token ids or a list of these, not {shown(prompt)}.", param=name)
     if not prompt:
-        raise _empty("prompt")
+        raise _empty(name)
     if type(prompt[0]) is int:
-        return [_id_entry(prompt, "prompt")]
-    if len(prompt) > MAX_PROMPTS:
+        return [_id_entry(prompt, name)]
+    if len(prompt) > most:
         raise RequestError(
-            f"prompt: {len(prompt)} prompts are more than the {MAX_PROMPTS} of one request; send several requests.",
-            param="prompt",
+            f"{name}: {len(prompt)} entries are more than the {most} of one request; send several requests.",
+            param=name,
         )
-    return [_entry(entry, f"prompt[{index}]") for index, entry in enumerate(prompt)]
+    return [_entry(entry, f"{name}[{index}]") for index, entry in enumerate(prompt)]
 
 
 def _entry(entry: object, name: str) -> str | list[int]:
@@ -107,26 +105,26 @@ def _empty(name: str) -> RequestError:
     return RequestError(f"{name} is empty; send at least one token.", param=name, code="empty_prompt")
 
 
-def check_prompt_bytes(entries: Sequence[str | list[int]], state: AppState) -> None:
+def check_prompt_bytes(entries: Sequence[str | list[int]], state: AppState, field: str = "prompt") -> None:
     """Raises RequestError when all texts together have more than limits.prompt_bytes."""
     limit = state.settings.limits.prompt_bytes
     total = sum(len(entry.encode("utf-8", "surrogatepass")) for entry in entries if isinstance(entry, str))
     if total > limit:
         raise RequestError(
             f"The prompts have {total} bytes, more than the {limit} allowed (limits.prompt_bytes); send less.",
-            param="prompt",
+            param=field,
             code="string_above_max_length",
         )
 
 
 async def encode_prompts(
-    entries: Sequence[str | list[int]], state: AppState, *, add_special: bool, most: int | None
+    entries: Sequence[str | list[int]], state: AppState, *, add_special: bool, most: int | None, field: str = "prompt"
 ) -> list[Prompt]:
     """Token ids of each entry. Raises RequestError for too many bytes or tokens, and for ids out of range."""
-    check_prompt_bytes(entries, state)
+    check_prompt_bytes(entries, state, field)
     prompts = []
     for index, entry in enumerate(entries):
-        name = "prompt" if len(entries) == 1 else f"prompt[{index}]"
+        name = field if len(entries) == 1 else f"{field}[{index}]"
         if isinstance(entry, str):
             await asyncio.sleep(0)  # many short prompts together would hold the event loop for long
             with too_many_tokens_refused(state, name):
@@ -352,14 +350,16 @@ def stop_ids(asked: list[int] | None, state: AppState, *, ignore_eos: bool) -> t
 
 
 def expert_policy(asked: Experts | None, state: AppState) -> ExpertPolicy:
-    """The request's experts. Raises RequestError beyond the model's own number."""
+    """The request's experts. Raises RequestError beyond what the model uses and experts.max_per_token allows."""
     if asked is None:
         return ExpertPolicy()
-    own = state.scheduler.info.experts_per_token
-    if asked.per_token is not None and asked.per_token > own:
-        limit = f"the model's own {own}; send 1 to {own}" if own else "0: the model has no experts; leave it out"
+    most = state.scheduler.info.experts_most
+    if asked.per_token is not None and asked.per_token > most:
+        limit = (
+            f"the {most} that are allowed; send 1 to {most}" if most else "0: the model has no experts; leave it out"
+        )
         raise RequestError(f"experts.per_token = {asked.per_token} is more than {limit}.", param="experts.per_token")
-    return ExpertPolicy(per_token=asked.per_token, threshold=asked.threshold or 0.0)
+    return ExpertPolicy(per_token=asked.per_token, threshold=asked.threshold)
 
 
 def token_limit(prompt: int, asked: tuple[str, int | None], default: int, max_seq_len: int) -> int:

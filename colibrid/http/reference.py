@@ -67,7 +67,9 @@ _DEVIATIONS = """\
 - Tokens that hold part of a character read `bytes:\\\\x..` in `logprobs`, as OpenAI writes them.
 - `stop`: the first stop string to be complete ends the text; of two complete at the same character the longer.
 - `usage.experts` counts what the engine has computed: when a stop string ended a choice, also tokens behind it.
-- A body may be large in `prompt`, `messages` or `tokens` only: all its other fields together have at most 256 KiB. It
+- Embeddings are the hidden state after the final norm, mean or last position as the setting `embeddings.pooling` says,
+  of length 1.
+- A body may be large in `prompt`, `messages`, `input` or `tokens` only: all its other fields together have at most 256 KiB. It
   has at most 128 levels, 65,536 lists and objects, 131,072 keys and 1,048,576 values.
 - Special-token strings are parsed in `/v1/completions` and are plain text in the contents of chat messages.
 - The role `developer` reads as `system` for templates that do not know it; text parts are joined by a newline.

@@ -9,6 +9,7 @@ from colibrid.http.answers import (
     ChatCompletion,
     Completion,
     Detokenized,
+    Embeddings,
     Generated,
     Live,
     Model,
@@ -19,6 +20,7 @@ from colibrid.http.answers import (
 )
 from colibrid.http.chat import chat_completions
 from colibrid.http.completions import completions
+from colibrid.http.embeddings import embeddings
 from colibrid.http.generate import generate
 from colibrid.http.health import livez, readyz, version
 from colibrid.http.models import list_models, show_model
@@ -26,11 +28,13 @@ from colibrid.http.tokenize import detokenize, tokenize
 from colibrid.http.types import (
     CHAT_REFUSED,
     COMPLETION_REFUSED,
+    EMBEDDINGS_REFUSED,
     GENERATE_REFUSED,
     TOKENIZE_REFUSED,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    EmbeddingsBody,
     GenerateBody,
     Refused,
     TokenizeBody,
@@ -83,6 +87,15 @@ ROUTES = (
         body=ChatBody,
         refused=CHAT_REFUSED,
         streams=True,
+    ),
+    Route(
+        method="POST",
+        path="/v1/embeddings",
+        handler=embeddings,
+        answer=Embeddings,
+        summary="A vector for each text",
+        body=EmbeddingsBody,
+        refused=EMBEDDINGS_REFUSED,
     ),
     Route(
         method="POST",

@@ -38,7 +38,6 @@ _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _OPEN_PATHS = frozenset({route.path for route in ROUTES if not route.needs_key} | {"/docs"})  # answered without a key
 _QUIET_PATHS = frozenset({"/livez", "/readyz", "/health"})  # asked every second by somebody: logged when debugging
 _CHAT = "use POST /v1/chat/completions"
-_COMING = "use POST /v1/completions or /v1/chat/completions"
 _ELSEWHERE = {  # routes of other servers, and what to use instead
     "/v1/responses": _CHAT,
     "/v1/messages": _CHAT,
@@ -50,7 +49,7 @@ _ELSEWHERE = {  # routes of other servers, and what to use instead
     "/models": "use GET /v1/models",
     "/api/generate": "use POST /v1/completions",
     "/api/chat": _CHAT,
-    "/v1/embeddings": f"embeddings are not implemented yet; {_COMING}",
+    "/embeddings": "use POST /v1/embeddings",
     "/v1/tokenize": "use POST /tokenize",
     "/v1/detokenize": "use POST /detokenize",
 }

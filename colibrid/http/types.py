@@ -52,7 +52,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`experts`: how many experts this request may use in every MoE layer."""
 
     per_token: Annotated[int, Meta(ge=1, le=MAX_EXPERTS_PER_TOKEN)] | None = None
-    threshold: Annotated[float, Meta(ge=0, lt=1)] | None = None
+    threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,6 +191,29 @@ class DetokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     ]
 
 
+class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/embeddings."""
+
+    model: Annotated[str | None, _doc("may be left out; another model than the served one is 404")] = None
+    input: Annotated[
+        Any, _doc("a string, token ids, or a list of strings and lists of token ids: one embedding each; never empty")
+    ] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None, _doc("default float; base64: of little-endian float32")
+    ] = None
+    dimensions: Annotated[
+        Annotated[int, Meta(ge=1, lt=1 << 31)] | None,
+        _doc("keep the first so many values, brought to length 1 again; at most the model's hidden size"),
+    ] = None
+    add_special_tokens: Annotated[bool | None, _doc("for strings; default true")] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, lt=1 << 31)] | None,
+        _doc("keep the last n tokens of each text; -1: as many as the context holds; 0 is refused"),
+    ] = None
+    user: Annotated[str | None, _doc("accepted, not used")] = None
+    experts: Annotated[Experts | None, _doc("absent: experts.embed of the settings; reported in usage.experts")] = None
+
+
 class Refused(msgspec.Struct, frozen=True):
     """A known field that is not implemented. Null and the `harmless` values mean that it is off."""
 
@@ -237,4 +260,11 @@ TOKENIZE_REFUSED: dict[str, Refused] = {
     "tools": Refused(([],), "describe the tools in a system message"),
     "chat_template": Refused((), "the model's own template is used"),
     "chat_template_kwargs": Refused(({},)),
+}
+EMBEDDINGS_REFUSED: dict[str, Refused] = {
+    "stream": Refused((False,)),
+    "messages": Refused((), "send their text as input"),
+    "dtype": Refused(("float32",), "embeddings are float32"),
+    "priority": Refused((0,)),
+    "timeout_s": Refused((), "leave it out and close the connection to cancel"),
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from colibrid.batch.request import ExpertUsage
     from colibrid.http.run import Outcome
 
 
@@ -23,18 +24,30 @@ def usage_of(outcomes: Sequence[Outcome], *, moe: bool) -> dict[str, Any]:
     }
     experts = [outcome.experts for outcome in outcomes if outcome.experts is not None]
     if moe and len(experts) == len(outcomes):
-        usage["experts"] = {
-            "per_token": max(entry.per_token for entry in experts),
-            "assignments": sum(entry.assignments for entry in experts),
-            "trimmed": sum(entry.trimmed for entry in experts),
-            "dropped": sum(entry.dropped for entry in experts),
-        }
+        usage["experts"] = expert_usage(experts)
     return usage
+
+
+def expert_usage(experts: Sequence[ExpertUsage]) -> dict[str, Any]:
+    """`usage.experts` of all sequences of one request together."""
+    found: dict[str, Any] = {
+        "per_token": max(entry.per_token for entry in experts),
+        "assignments": sum(entry.assignments for entry in experts),
+        "trimmed": sum(entry.trimmed for entry in experts),
+        "dropped": sum(entry.dropped for entry in experts),
+    }
+    if any(entry.batch_dependent for entry in experts):
+        found["batch_dependent"] = True
+    return found
 
 
 def server_timing(outcomes: Sequence[Outcome]) -> str | None:
     """The Server-Timing header: the longest of each phase, in milliseconds."""
-    timed = [outcome.timing_ms for outcome in outcomes if outcome.timing_ms is not None]
+    return timing_header([outcome.timing_ms for outcome in outcomes if outcome.timing_ms is not None])
+
+
+def timing_header(timed: Sequence[tuple[float, float, float]]) -> str | None:
+    """The same of (queue, prefill, decode) of each sequence."""
     if not timed:
         return None
     longest = [max(column) for column in zip(*timed, strict=True)]

@@ -49,7 +49,7 @@ extern "C" {
 #define CLB_API
 #endif
 
-#define CLB_ABI_VERSION 1u
+#define CLB_ABI_VERSION 2u
 
 /* Limits: everything is bounded, in the unit that its name says. */
 #define CLB_MAX_SLOTS 64u
@@ -228,7 +228,7 @@ typedef struct clb_channel_layout {
   uint64_t request_mask;     /* uint32_t[2][(vocab + 31) / 32]: allowed ids, alternating by output position */
   uint64_t result_records;   /* clb_record[result_records] */
   uint64_t result_prompt;    /* clb_prompt_record[max_seq_len] */
-  uint64_t result_pooled;    /* float[hidden] */
+  uint64_t result_pooled;    /* float[hidden]: see CLB_REQ_POOL_MEAN */
   uint64_t result_counts;    /* uint32_t[layers][max_experts]: assignments of this request */
   uint32_t command_capacity; /* commands; a power of two */
   uint32_t event_capacity;   /* events; a power of two, >= slots * (result_records + 4) */
@@ -321,7 +321,8 @@ typedef struct clb_bias {
   float bias;
 } clb_bias;
 
-/* What a request may use in one layer. k = 0: the model's own. threshold: experts whose weight is below
+/* What a request may use in one layer. k = 0: the model's own; above it at most clb_engine_config.experts_most.
+   threshold: experts whose weight is below
    threshold * (the token's largest weight) are left out; 0 = off. */
 typedef struct clb_expert_policy {
   uint32_t k;
@@ -331,6 +332,10 @@ typedef struct clb_expert_policy {
 #define CLB_REQ_LOGPROBS 1u        /* fill record.logprob and its top list */
 #define CLB_REQ_PROMPT_LOGPROBS 2u /* fill the prompt records */
 #define CLB_REQ_MASKED 4u          /* sampling needs a mask for each output position (SET) */
+/* At most one of these, and only with max_tokens 0: result_pooled gets the prompt's hidden state after the final norm,
+   of length 1 (all zero if it is zero). Complete when FINISHED is seen, until the slot is opened again. */
+#define CLB_REQ_POOL_MEAN 8u  /* the mean over all positions, added in rising order; not with a prefix run */
+#define CLB_REQ_POOL_LAST 16u /* of the last position */
 
 /* The head of a request block; arrays follow at the offsets of clb_channel_layout. */
 typedef struct clb_request {
@@ -470,7 +475,7 @@ typedef struct clb_engine_config {
   uint64_t dummy_seed;
   uint32_t
       swap_slots; /* blocks of the largest expert that stay free, for experts to be replaced: 0 .. CLB_MAX_SWAP_SLOTS */
-  uint32_t reserved;
+  uint32_t experts_most; /* experts a token that a request may ask for beyond the model's own; 0 = none */
   clb_tier_config tier_weights;
   clb_tier_config tier_kv;
   clb_tier_config tier_temp;

@@ -4,13 +4,14 @@
  * The daemon is another process: a request block is copied into private memory first, then checked, and only
  * the copy is used. A bad command fails its own request and touches no other.
  */
+#include <stdbool.h>
 #include <string.h>
 
 #include "engine_internal.h"
 #include "invariant.h"
 #include "sampler.h"
 
-enum { KNOWN_FLAGS = CLB_REQ_LOGPROBS | CLB_REQ_PROMPT_LOGPROBS | CLB_REQ_MASKED };
+enum { KNOWN_FLAGS = CLB_REQ_LOGPROBS | CLB_REQ_PROMPT_LOGPROBS | CLB_REQ_MASKED | CLB_REQ_POOL };
 
 /* Answers a command that opened nothing. */
 static void refuse(clb_engine* engine, const clb_command* command, int32_t status) {
@@ -22,6 +23,14 @@ static void refuse(clb_engine* engine, const clb_command* command, int32_t statu
   event.status = status;
   engine->stats.requests_failed++;
   clb_push_event(engine, &event);
+}
+
+/* Pooling needs every position that it is over, and a prompt that is the whole request. */
+static int32_t check_pooling(const clb_request* request) {
+  const uint32_t asked = request->flags & CLB_REQ_POOL;
+  const bool possible =
+      asked != CLB_REQ_POOL && request->max_tokens == 0u && (asked != CLB_REQ_POOL_MEAN || request->prefix_run == 0u);
+  return asked == 0u || possible ? CLB_OK : CLB_ERR_ARGUMENT;
 }
 
 /* The numbers of the head that say how much follows, and those that the sampler does not check. */
@@ -43,7 +52,7 @@ static int32_t check_head(const clb_engine* engine, const clb_request* request, 
       (request->prefix_run == 0u) != (request->prefix_tokens == 0u)) {
     return CLB_ERR_ARGUMENT;
   }
-  return request->prefix_tokens < request->prompt_tokens ? CLB_OK : CLB_ERR_ARGUMENT;
+  return request->prefix_tokens < request->prompt_tokens ? check_pooling(request) : CLB_ERR_ARGUMENT;
 }
 
 static int32_t check_arrays(const clb_engine* engine, const clb_slot* slot) {
@@ -55,7 +64,7 @@ static int32_t check_arrays(const clb_engine* engine, const clb_slot* slot) {
   for (uint32_t layer = 0; layer < engine->model.layers; ++layer) {
     const clb_layer_desc* const desc = &engine->model.layer_table[layer];
     const clb_expert_policy* const policy = &slot->policy[layer];
-    bad |= policy->k > desc->experts_per_token ? 1u : 0u;
+    bad |= policy->k > clb_most_experts(&engine->config, desc) ? 1u : 0u;
     bad |= policy->threshold >= 0.0f && policy->threshold <= 1.0f ? 0u : 1u; /* NaN is bad */
   }
   if (bad != 0u) {

@@ -170,6 +170,12 @@ int32_t clb_plan_memory_cpu(const clb_engine_config* config, clb_sizes* sizes, c
 /* sizes->kv_tier from what is configured, or what all slots need. */
 int32_t clb_plan_kv(const clb_engine_config* config, clb_sizes* sizes, clb_error* error);
 
+/* The most experts of this layer that a request may ask for. */
+static inline uint32_t clb_most_experts(const clb_engine_config* config, const clb_layer_desc* layer) {
+  const uint32_t allowed = config->experts_most < layer->experts ? config->experts_most : layer->experts;
+  return allowed > layer->experts_per_token ? allowed : layer->experts_per_token;
+}
+
 /* Checks the whole configuration and computes every size. Fails like clb_engine_plan. */
 int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb_error* error);
 /* Lay out a block: with base NULL only the size is meant. Both return the bytes they need. */
@@ -194,6 +200,15 @@ uint32_t clb_plan_prefill(clb_engine* engine);
 /* clb_backend_cpu.steps */
 int32_t clb_steps_cpu(clb_engine* engine, uint32_t* worked);
 
+/* ----------------------------------------------------------- pooling.c */
+
+#define CLB_REQ_POOL (CLB_REQ_POOL_MEAN | CLB_REQ_POOL_LAST)
+
+/* Adds what rows [first, end) of the step, all of one slot that pools, say to its result_pooled. CPU only. */
+void clb_pool_rows(clb_engine* engine, uint32_t slot, uint32_t first, uint32_t end);
+/* The sum in result_pooled is complete: brings it to length 1. NOT_FINITE. */
+int32_t clb_pool_finish(clb_engine* engine, uint32_t slot);
+
 /* ------------------------------------------------------------ output.c */
 
 void clb_push_event(clb_engine* engine, const clb_event* event);
@@ -209,7 +224,8 @@ void clb_finish_step(clb_engine* engine, uint32_t prompt_rows, uint32_t decode_r
 void clb_slot_add_usage(clb_engine* engine, uint32_t slot, uint64_t assignments, uint64_t trimmed, uint64_t dropped);
 /* Prompt records of positions that no row of ours computes: 0, and what a prefix run already holds. */
 void clb_slot_skip_prompt_records(clb_engine* engine, uint32_t slot);
-/* The prompt is computed: publishes its run. Returns 1 iff a first token is wanted; else the slot is released. */
+/* The prompt is computed: publishes its run. Returns 1 iff a first token is wanted; else the slot is released, with
+   what it pooled. */
 uint32_t clb_slot_finish_prompt(clb_engine* engine, uint32_t slot);
 /* `token` of output position `generated` lies in the next record of the slot's ring. flags: CLB_FINISH_*; with one of
    them the slot is released. */

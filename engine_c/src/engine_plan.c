@@ -68,6 +68,10 @@ static int32_t check_values(const clb_engine_config* config, clb_error* error) {
   if (config->threads == 0u || config->threads > CLB_MAX_THREADS) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "threads is %u, must be from 1 to %u", config->threads, CLB_MAX_THREADS);
   }
+  if (config->experts_most > CLB_MAX_EXPERTS_PER_TOKEN) {
+    return clb_fail(error, CLB_ERR_ARGUMENT, "experts_most is %u, at most %u fit", config->experts_most,
+                    CLB_MAX_EXPERTS_PER_TOKEN);
+  }
   if (config->weights > CLB_WEIGHTS_DUMMY) {
     return clb_fail(error, CLB_ERR_ARGUMENT, "weights is %u, must be 0 (files) or 1 (dummy)", config->weights);
   }
@@ -148,10 +152,12 @@ uint64_t clb_place_slots(const clb_engine_config* config, unsigned char* base, c
 /* ----------------------------------------------------------------- sizes */
 
 /* What the widest layer of each kind needs. */
-static void widest_layers(const clb_model_desc* model, clb_sizes* sizes) {
+static void widest_layers(const clb_engine_config* config, clb_sizes* sizes) {
+  const clb_model_desc* const model = config->model;
   for (uint32_t l = 0; l < model->layers; ++l) {
     const clb_layer_desc* const layer = &model->layer_table[l];
-    sizes->k_max = layer->experts_per_token > sizes->k_max ? layer->experts_per_token : sizes->k_max;
+    const uint32_t most = clb_most_experts(config, layer);
+    sizes->k_max = most > sizes->k_max ? most : sizes->k_max;
     sizes->max_experts = layer->experts > sizes->max_experts ? layer->experts : sizes->max_experts;
     sizes->shared_width = layer->shared_width > sizes->shared_width ? layer->shared_width : sizes->shared_width;
     sizes->expert_width = layer->expert_width > sizes->expert_width ? layer->expert_width : sizes->expert_width;
@@ -266,7 +272,7 @@ int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb
   if (status != CLB_OK) {
     return status;
   }
-  widest_layers(config->model, sizes);
+  widest_layers(config, sizes);
   status = check_channel(config, sizes->max_experts, error);
   if (status != CLB_OK) {
     return status;

@@ -259,6 +259,13 @@ uint32_t clb_slot_finish_prompt(clb_engine* engine, uint32_t slot) {
     const int32_t status = clb_cache_publish(&engine->cache, slot);
     CLB_ASSERT(status == CLB_OK);
   }
+  if ((s->request.flags & CLB_REQ_POOL) != 0u) {
+    const int32_t status = clb_pool_finish(engine, slot);
+    if (status != CLB_OK) {
+      clb_slot_fail(engine, slot, status);
+      return 0;
+    }
+  }
   if (s->request.max_tokens == 0u) {
     const clb_event event = event_of(engine, CLB_EVENT_FINISHED, slot);
     finish(engine, slot, &event);
@@ -283,6 +290,9 @@ static uint32_t finish_prompt_rows(clb_engine* engine, uint32_t count, uint32_t*
     int32_t status = count_rows(engine, slot, first, end);
     if (status == CLB_OK && (s->request.flags & CLB_REQ_PROMPT_LOGPROBS) != 0u) {
       status = prompt_records(engine, slot, first, end);
+    }
+    if (status == CLB_OK && (s->request.flags & CLB_REQ_POOL) != 0u) {
+      clb_pool_rows(engine, slot, first, end);
     }
     s->computed += end - first;
     if (status != CLB_OK) {

@@ -446,6 +446,32 @@ static void expert_capacity_is_accounted(void) {
   rig_close(r);
 }
 
+/* A request may ask for more experts than the model's own where the configuration says so, up to what it says. */
+static void more_experts_are_asked_for_by_name(void) {
+  const clb_request request = rig_request(13, 16, 4);
+  rig* const r = &main_rig;
+  for (uint32_t most = 0; most < 7u; most += 3u) {
+    rig_init(r, 1);
+    r->config.experts_most = most;
+    open_rig(r);
+    for (uint32_t k = 2; k < 8u; ++k) {
+      (void)rig_write(r, 0, &request, 13);
+      clb_expert_policy* const policy = rig_block(r, 0, r->layout.request_policy);
+      policy[0].k = k;
+      rig_start(r, 0);
+      CHECK(rig_drain(r, 100));
+      const int allowed = k <= (most > 2u ? most : 2u);
+      CHECK_EQ(r->outputs[0].status, allowed ? CLB_OK : CLB_ERR_ARGUMENT);
+      CHECK_EQ(r->outputs[0].usage.assignments, allowed ? 19 * (k + 2u) : 0u);
+    }
+    rig_close(r);
+  }
+  rig_init(r, 1);
+  r->config.experts_most = CLB_MAX_EXPERTS_PER_TOKEN + 1u;
+  CHECK_EQ(rig_open(r), CLB_ERR_ARGUMENT);
+  rig_close(r);
+}
+
 /* A daemon that floods the event ring is a fault of the channel: the engine stops with INTERNAL. */
 static void flooded_event_ring_is_a_fault(void) {
   rig* const r = &main_rig;
@@ -491,6 +517,7 @@ int main(int argc, char** argv) {
                                    TEST(bad_request_blocks_fail_alone),
                                    TEST(commands_out_of_place),
                                    TEST(expert_capacity_is_accounted),
+                                   TEST(more_experts_are_asked_for_by_name),
                                    TEST(flooded_event_ring_is_a_fault),
                                    TEST(impossible_read_index_is_a_fault)};
   return clb_test_main(argc, argv, tests, sizeof tests / sizeof tests[0]);

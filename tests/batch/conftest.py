@@ -22,6 +22,9 @@ INFO = EngineInfo(
     max_seq_len=1000,
     slots=SLOTS,
     experts_per_token=4,
+    experts_most=4,
+    batch_dependent=False,
+    hidden=8,
     device="cpu",
     fingerprint="fp_0",
 )

@@ -13,7 +13,17 @@ from colibrid.cli.banner import banner, base_url, print_lines, ready_line
 from colibrid.engine.state import MemoryPlan
 
 INFO = EngineInfo(
-    model_id="m", family="F", vocab_size=9, max_seq_len=64, slots=4, experts_per_token=2, device="cpu", fingerprint="f"
+    model_id="m",
+    family="F",
+    vocab_size=9,
+    max_seq_len=64,
+    slots=4,
+    hidden=8,
+    experts_per_token=2,
+    experts_most=2,
+    batch_dependent=False,
+    device="cpu",
+    fingerprint="f",
 )
 PLAN = MemoryPlan(
     weights=1 << 20, kv=2 << 20, kv_bytes_per_token=8, kv_tokens=9, temp=3 << 20, dispatch=1, host=4096, total=6295552

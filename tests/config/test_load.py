@@ -114,7 +114,7 @@ def test_all_errors_come_at_once(tmp_path: Path) -> None:
      ("engine: {device: gpu}", "engine.device must be auto, cpu or cuda (given: 'gpu')"),
      ("engine: {threads: 0}", "engine.threads must be auto or a whole number from 1 to 256 (given: '0')"),
      ("engine: {threads: all}", "engine.threads must be auto or a whole number from 1 to 256 (given: 'all')"),
-     ("experts: {threshold: 1}", "experts.threshold must be a number of at least 0 and below 1 (given: '1')"),
+     ("experts: {threshold: 1.5}", "experts.threshold must be a number from 0 to 1 (given: '1.5')"),
      ("server: {sse_ping_s: 0}", "server.sse_ping_s must be a number above 0 and at most 3600 (given: '0')"),
      ("batch: {prefill_chunk: 128, prefill_tokens: 64}", "batch.prefill_chunk (128) must not exceed"),
      ("memory: {tiers: {kv: {bytes: 4gib}}}", "memory.tiers.kv.bytes: '4gib' is not a size"),
@@ -146,3 +146,16 @@ def test_bounds_are_never_wider_than_the_reader() -> None:
     for key in config.keys().values():
         text = "null" if key.default is None else str(key.default).replace("True", "true").replace("False", "false")
         assert reader.plain_value(text) == key.default
+
+
+def test_experts_take_one_number_or_one_for_each_layer(tmp_path: Path) -> None:
+    """A YAML list, and numbers with commas in the environment and on the command line; anything else is explained."""
+    path = _file(tmp_path, "experts: {per_token: [2, 0, 1], embed: {per_token: 1}}\n")
+    experts = load(path, {"COLIBRID_EXPERTS__SCORE__PER_TOKEN": "2,1"}).settings.experts
+    assert (experts.per_token, experts.embed.per_token, experts.score.per_token) == ([2, 0, 1], 1, [2, 1])
+    over = load(path, None, [Override("experts.per_token", "[1, 1, 2]", "--set")])
+    assert over.settings.experts.per_token == [1, 1, 2]
+    for text in ("[2, x]", "[2, [1]]", "[99]", "{a: 1}"):
+        (error,) = _errors(_file(tmp_path, f"experts: {{per_token: {text}}}\n"))
+        assert "experts.per_token must be" in error
+        assert "list of at most 256 items, each a whole number from 0 to 16" in error

@@ -16,6 +16,7 @@ from colibrid.config.settings import (
     MemorySettings,
     ModelSettings,
     Settings,
+    TaskExpertsSettings,
     TierSettings,
     TiersSettings,
 )
@@ -66,6 +67,11 @@ def test_threads_follow_the_cores(
         (Settings(model=ModelSettings(dtype="fp16")), r"model\.dtype is fp16, but the pack .* is bf16"),
         (Settings(batch=BatchSettings(prefill_chunk=64, prefill_tokens=32)), r"batch\.prefill_tokens is 32"),
         (Settings(experts=ExpertsSettings(per_token=16)), r"experts\.per_token is 16"),
+        (Settings(experts=ExpertsSettings(embed=TaskExpertsSettings(per_token=3))), r"experts\.embed\.per_token is 3"),
+        (Settings(experts=ExpertsSettings(per_token=[2, 2])), r"2 numbers, but the model has 6 layers"),
+        (Settings(experts=ExpertsSettings(per_token=[2, 2, 2, 3, 2, 2])), r"is 3 in layer 3; allowed there: 1 to 2"),
+        (Settings(experts=ExpertsSettings(per_token=[2, 0, 2, 2, 2, 2])), r"is 0 in layer 1; allowed there: 1 to 2"),
+        (Settings(experts=ExpertsSettings(max_per_token=16)), r"max_per_token is 16, but the model has 8 experts"),
         (
             Settings(memory=MemorySettings(tiers=TiersSettings(kv=TierSettings(page_size="5000")))),
             r"memory\.tiers\.kv\.page_size is 5000",
@@ -96,3 +102,9 @@ def test_run_sizes_waste_less_than_an_eighth(tokens: int) -> None:
         assert size % unit == 0
         assert size // unit <= 16
     assert run_tokens(size) == size
+
+
+def test_more_experts_are_allowed_by_name(bundled_pack: Pack) -> None:
+    """experts.max_per_token lifts the model's own k, for the engine and for every per_token."""
+    experts = ExpertsSettings(per_token=4, max_per_token=4, score=TaskExpertsSettings(per_token=[4, 3, 2, 1, 1, 1]))
+    assert make_spec(Settings(experts=experts), "folder", bundled_pack.manifest).experts_most == 4

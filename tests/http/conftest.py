@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
+from array import array
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +121,10 @@ class FakeGeneration:
         self.ended = True
         service.live.discard(self)
 
+    def _per_token(self) -> int:
+        asked = self.request.experts.per_token
+        return asked if isinstance(asked, int) else 2
+
     def _result(self, reason: FinishReason, stop_token: int | None) -> GenerateResult:
         return GenerateResult(
             finish_reason=reason,
@@ -126,7 +132,8 @@ class FakeGeneration:
             prompt_tokens=len(self.request.prompt_ids),
             completion_tokens=self._sent,
             cached_tokens=0,
-            experts=ExpertUsage(self.request.experts.per_token or 2, 12 * self._sent, 0, 0),
+            experts=ExpertUsage(self._per_token(), 12 * self._sent, 0, 0, self._service.info.batch_dependent),
+            pooled=None if self.request.pooling is None else pooled(self.request.prompt_ids),
             queue_ms=1.0,
             prefill_ms=2.0,
             decode_ms=3.0,
@@ -137,6 +144,13 @@ def record(token: int, top: int) -> TokenRecord:
     """The token with log-probability -0.5, then its upper neighbours, each one less."""
     listed = tuple(((token + rank) % 4096, -0.5 - rank) for rank in range(top))
     return TokenRecord(token, -0.5, listed)
+
+
+def pooled(prompt: Sequence[int]) -> bytes:
+    """Eight values of length 1 that tell prompts apart."""
+    values = [1.0 + (sum(prompt) * (column + 1)) % 7 for column in range(8)]
+    length = math.hypot(*values)
+    return array("f", [value / length for value in values]).tobytes()
 
 
 class FakeService:
@@ -161,6 +175,9 @@ class FakeService:
             max_seq_len=2048,
             slots=32,
             experts_per_token=2,
+            experts_most=2,
+            batch_dependent=False,
+            hidden=8,
             device="cpu",
             fingerprint="fp_0123456789ab",
         )

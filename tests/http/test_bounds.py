@@ -18,6 +18,7 @@ SCHEMAS = document(ROUTES)["components"]["schemas"]
 NEEDED = {
     "/v1/completions": {"prompt": "Hi"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/embeddings": {"input": "Hi"},
     "/generate": {"prompt": "Hi"},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5]},

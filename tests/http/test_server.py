@@ -97,7 +97,7 @@ async def test_health_follows_the_engine(server: Server) -> None:
     [
         ("/v1/responses", "/v1/chat/completions"),
         ("/v1/messages", "/v1/chat/completions"),
-        ("/v1/embeddings", "not implemented yet"),
+        ("/embeddings", "/v1/embeddings"),
         ("/chat/completions", "/v1/chat/completions"),
         ("/nothing", "/v1/completions"),
     ],
