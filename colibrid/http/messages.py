@@ -48,12 +48,16 @@ def _rendered(body: ChatBody, state: AppState, template: ChatTemplate) -> str:
     messages = [plain_message(message, index) for index, message in enumerate(body.messages)]
     if not template.knows("developer"):
         messages = [_as_system(message) for message in messages]
+    if continued and not (messages[-1]["content"] or "").strip():
+        raise RequestError(
+            "The last message has no text to continue; leave continue_final_message out.",
+            param="continue_final_message",
+        )
     text = template.render(
         [_guarded(message, state) for message in messages],
         add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final=continued,
     )
-    if continued:
-        text = _cut_after(text, state.text.guard.guard_text(messages[-1]["content"] or ""))
     _check_bytes(text, state)
     return text
 
@@ -135,24 +139,6 @@ def _check_ending(body: ChatBody) -> bool:
             "continue_final_message needs add_generation_prompt: false; add it.", param="continue_final_message"
         )
     return True
-
-
-def _cut_after(text: str, final: str) -> str:
-    place = text.rfind(final.strip()) if final.strip() else -1
-    if place < 0:
-        raise RequestError(
-            "The last message has no text, or the model's chat template changes it, so it cannot be continued; leave"
-            " continue_final_message out.",
-            param="continue_final_message",
-        )
-    return text[: place + len(final.strip())] + _trailing_space(text, place, final)
-
-
-def _trailing_space(text: str, place: int, final: str) -> str:
-    """The white space at the end of the message, where the template kept it."""
-    end = place + len(final.strip())
-    space = final[len(final.rstrip()) :]
-    return space if text.startswith(space, end) else ""
 
 
 def _check_bytes(text: str, state: AppState) -> None:

@@ -44,11 +44,53 @@ def test_prompts_are_those_of_the_reference() -> None:
         ("{% for m in messages %}{% generation %}{{ m.role }}{% endgeneration %}{% break %}{% endfor %}", "user"),
         ("{{ '  a '.strip() }}{{ 'a,b'.split(',')[-1] }}", "ab"),
         ("{{ missing }}|{{ missing is defined }}", "|False"),
+        ("{{ tools is none }}{{ documents is none }}{{ tools is iterable }}", "TrueTrueFalse"),
+        ("a\n {%- generation -%}\n b {% set x = 1 %}{%+ endgeneration %}[{{ x }}]", "ab []"),
+        ("{{ {'a': 'é'} | tojson(ensure_ascii=true, separators=(',', ':')) }}", '{"a":"\\u00e9"}'),
     ],
 )
 def test_semantics_are_those_of_hugging_face(source: str, expected: Any) -> None:
     """Blocks are trimmed, JSON keeps its text and order, Python's string methods and the helpers are there."""
     assert render(source) == expected
+
+
+def test_tools_have_a_template_of_their_own() -> None:
+    """The template named tool_use is taken for requests with tools; without a default there is no template."""
+    template = ChatTemplate({"default": "d{{ tools }}", "tool_use": "t{{ tools | length }}{{ budget }}"})
+    assert template.render(USER, add_generation_prompt=True) == "dNone"
+    assert template.render(USER, add_generation_prompt=True, tools=[{}, {}]) == "t2"
+    assert template.settable(tools=True) == {"budget"}
+    assert template.settable() == set()
+    with pytest.raises(ValueError, match="default"):
+        ChatTemplate({"tool_use": "t"})
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ messages[1].content is defined }}", "False"),
+        ("{{ messages[1].content.strip() }}|{{ messages[1].tool_calls[0].function.arguments.a }}", "|1"),
+        ("{{ messages[1].content.strip() + messages[1].tool_calls[0].function.arguments }}", '{"a": 1}'),
+        ("{% if messages[1].content is not none %}{{ missing.field }}{% endif %}ok", "ok"),
+    ],
+)
+def test_messages_take_the_form_that_the_template_knows(source: str, expected: str) -> None:
+    """Null fields are left out, as Hugging Face does; a template that fails on it gets the forms of older code."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+    assert render(source, [*USER, {"role": "assistant", "content": None, "tool_calls": [call]}]) == expected
+
+
+def test_last_message_is_continued() -> None:
+    """The text ends where the last message does, trimmed where the template trims it."""
+    messages = [{"role": "user", "content": " go on "}]
+    for source, expected in [
+        ("<{{ messages[0].content }}>", "< go on "),
+        ("<{{ messages[0].content | trim }}>", "<go on"),
+    ]:
+        template = ChatTemplate(source)
+        assert template.render(messages, add_generation_prompt=False, continue_final=True) == expected
+    with pytest.raises(RequestError, match="cannot be continued"):
+        ChatTemplate("{{ messages | length }}").render(messages, add_generation_prompt=False, continue_final=True)
 
 
 def test_refusals_reach_the_client() -> None:
@@ -116,7 +158,7 @@ def test_named_templates_and_token_objects(tmp_path: Path) -> None:
         )
     )
     config = load_tokenizer_config(path)
-    assert config.template_source == "d"
+    assert config.template_sources == {"tool_use": "t", "default": "d"}
     assert config.token_strings == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
