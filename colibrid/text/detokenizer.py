@@ -1,8 +1,12 @@
 """Token ids to text, piece by piece, as they are generated.
 
-A piece never ends inside a UTF-8 character, and all pieces joined are the text of all ids. Two ways:
-where every id stands for fixed bytes, the bytes run through an incremental decoder (exact and cheap); for other
-decoders a window of recent ids is decoded twice and the difference is the piece.
+A piece never ends inside a UTF-8 character, and all pieces joined are what the tokenizer's own decoder makes of all ids
+at once. Three ways:
+
+- byte-level: every id stands for bytes, which run through an incremental UTF-8 decoder;
+- byte fallback: ids stand for text, and some for single bytes. The decoder reads a run of such bytes as UTF-8, or, when
+  they are not, each of them as U+FFFD; so a run is held until it ends;
+- any other decoder: a window of recent ids is decoded twice, and the difference is the piece.
 """
 
 from __future__ import annotations
@@ -30,8 +34,10 @@ class Detokenizer(Protocol):
 def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Detokenizer:
     """A fresh detokenizer for one sequence."""
     hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
-    if tokenizer.exact_bytes:
+    if tokenizer.decoder_kind == "byte_level":
         return ByteDetokenizer(tokenizer, hidden)
+    if tokenizer.decoder_kind == "byte_fallback":
+        return FallbackDetokenizer(tokenizer, hidden)
     return WindowDetokenizer(tokenizer, hidden)
 
 
@@ -42,19 +48,52 @@ class ByteDetokenizer:
         self._bytes_of = tokenizer.token_bytes
         self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._at_start = tokenizer.strips_first_space
 
     def push(self, token: int) -> str:
-        if token in self._hidden:
-            return ""
-        raw = self._bytes_of(token)
-        if self._at_start and raw:
-            self._at_start = False
-            raw = raw.removeprefix(b" ")
-        return self._decoder.decode(raw)
+        return "" if token in self._hidden else self._decoder.decode(self._bytes_of(token))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+
+class FallbackDetokenizer:
+    """For tokenizers whose ids stand for text, or for a single byte where there is no piece of text."""
+
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._run: list[bytes] = []  # bytes that no other id has followed yet
+        self._at_start = tokenizer.strips_first_space
+
+    def push(self, token: int) -> str:
+        raw = self._tokenizer.token_bytes(token)
+        if token in self._hidden or not raw:
+            return ""
+        if self._tokenizer.is_byte(token):
+            self._run.append(raw)
+            return ""
+        return self._give(self._end_run() + raw.decode("utf-8"))
+
+    def flush(self) -> str:
+        return self._give(self._end_run())
+
+    def _end_run(self) -> str:
+        text = _run_text(self._run)
+        self._run = []
+        return text
+
+    def _give(self, text: str) -> str:
+        if self._at_start and text:
+            self._at_start = False
+            return text.removeprefix(" ")
+        return text
+
+
+def _run_text(run: list[bytes]) -> str:
+    try:
+        return b"".join(run).decode("utf-8")
+    except UnicodeDecodeError:
+        return _REPLACEMENT * len(run)
 
 
 class WindowDetokenizer:
@@ -67,9 +106,11 @@ class WindowDetokenizer:
         self._held: list[int] = []  # ids after them whose text has not
 
     def push(self, token: int) -> str:
-        if token in self._hidden:
+        if token in self._hidden or not self._tokenizer.has_piece(token):
             return ""
         self._held.append(token)
+        if self._tokenizer.is_byte(token):  # what it reads as is known when the run has ended
+            return ""
         piece = self._difference()
         if piece.endswith(_REPLACEMENT) and len(self._held) < _HELD_IDS:
             return ""
@@ -84,10 +125,7 @@ class WindowDetokenizer:
         return after[len(before) :]
 
     def _give(self, piece: str) -> str:
-        # Ids without text stay in the window, else the next id would look like the first of all.
-        if piece:
-            self._context = self._held[-_HELD_IDS:]
-        else:
-            self._context += self._held
+        # Never empty from now on, else the next id would look like the first of all.
+        self._context = (self._context + self._held)[-_HELD_IDS:]
         self._held = []
         return piece

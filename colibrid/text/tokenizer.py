@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 import tokenizers
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _Result = TypeVar("_Result")
+DecoderKind = Literal["byte_level", "byte_fallback", "other"]
 INLINE_CHARS = 4096  # about 1 ms of work; more goes to the worker thread
 PENDING_CHARS = 64 << 20  # text waiting for the worker thread; more is refused
 _MARK_CHARS = 8  # of 65,534 code points each: 128 bits that no client can guess
@@ -91,8 +92,12 @@ class Tokenizer:
         added = {token.content for token in described.added_tokens}
         # The tokens that mark a gap to be filled in, in the order of _INFILL; none where the model has not learnt it.
         self.infill_tokens = next((tokens for tokens in _INFILL if added.issuperset(tokens)), None)
-        self._byte_table = _byte_table_kind(described.decoder or {})
-        self._longest = self._longest_token() if _keeps_text(described, source, self._byte_table) else 0
+        parts = _decoder_parts(described.decoder)
+        self.decoder_kind = _decoder_kind(parts)
+        # True where the decoder drops one space at the very start.
+        self.strips_first_space = self.decoder_kind == "byte_fallback" and parts[-1].get("type") == "Strip"
+        self._falls_back = any(part.get("type") == "ByteFallback" for part in parts)
+        self._longest = self._longest_token() if _keeps_text(described, source, self.decoder_kind) else 0
         self._bytes_of: dict[int, bytes] = {}  # ids seen so far, as is _text_of
         self._text_of: dict[int, str] = {}
         self._plain: _PlainTokenizer | None = None
@@ -198,16 +203,6 @@ class Tokenizer:
 
     # -- ids to text
 
-    @property
-    def exact_bytes(self) -> bool:
-        """True where the text of ids is the join of each id's bytes (byte-level and byte-fallback tokenizers)."""
-        return self._byte_table is not None
-
-    @property
-    def strips_first_space(self) -> bool:
-        """True where the decoder drops one space at the very start."""
-        return self._byte_table == "byte_fallback"
-
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """Text of `ids` in one piece."""
         return self._fast.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -219,6 +214,14 @@ class Tokenizer:
             known = self._find_bytes(token)
             self._bytes_of[token] = known
         return known
+
+    def has_piece(self, token: int) -> bool:
+        """False for ids that the vocabulary leaves out: decoders pass over them."""
+        return self._fast.id_to_token(token) is not None
+
+    def is_byte(self, token: int) -> bool:
+        """True for an id that stands for one byte, where runs of such ids are read as UTF-8 (byte fallback)."""
+        return self._falls_back and _HEX_TOKEN.match(self._fast.id_to_token(token) or "") is not None
 
     def token_text(self, token: int) -> str:
         r"""The text of one id; ids that hold part of a character read `bytes:\xe2\x82`, as OpenAI writes them."""
@@ -235,9 +238,9 @@ class Tokenizer:
         piece = self._fast.id_to_token(token)
         if piece is None:
             return b""
-        if self._byte_table == "byte_level":
+        if self.decoder_kind == "byte_level":
             return _byte_level_bytes(piece)
-        if self._byte_table == "byte_fallback":
+        if self.decoder_kind == "byte_fallback":
             return _byte_fallback_bytes(piece)
         return self._fast.decode([token], skip_special_tokens=False).encode("utf-8")
 
@@ -311,18 +314,24 @@ def _refuse_surrogates(text: str) -> None:
         ) from error
 
 
-def _byte_table_kind(decoder: dict[str, Any]) -> str | None:
-    """Which table gives the bytes of each token; none where only the library's own decoder knows."""
-    if decoder.get("type") == "ByteLevel":
+def _decoder_parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The decoders that run one after another."""
+    if decoder is None:
+        return []
+    return list(decoder.get("decoders", [])) if decoder.get("type") == "Sequence" else [decoder]
+
+
+def _decoder_kind(parts: list[dict[str, Any]]) -> DecoderKind:
+    """Which of the exact ways of detokenizer.py there is, if any."""
+    kinds = [part.get("type") for part in parts]
+    if kinds == ["ByteLevel"]:
         return "byte_level"
-    if decoder.get("type") == "Sequence":
-        parts = decoder.get("decoders", [])
-        if [part.get("type") for part in parts] == ["Replace", "ByteFallback", "Fuse", "Strip"]:
-            replace, _, _, strip = parts
-            spaces = replace.get("pattern") == {"String": "\u2581"} and replace.get("content") == " "
-            if spaces and (strip.get("content"), strip.get("start"), strip.get("stop")) == (" ", 1, 0):
-                return "byte_fallback"
-    return None
+    if kinds[:3] == ["Replace", "ByteFallback", "Fuse"]:
+        spaces = (parts[0].get("pattern"), parts[0].get("content")) == ({"String": "\u2581"}, " ")
+        strips = [(part.get("type"), part.get("content"), part.get("start"), part.get("stop")) for part in parts[3:]]
+        if spaces and strips in ([], [("Strip", " ", 1, 0)]):
+            return "byte_fallback"
+    return "other"
 
 
 def _readable(raw: bytes) -> str:
@@ -332,11 +341,11 @@ def _readable(raw: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _keeps_text(described: _TokenizerFile, source: str, byte_table: str | None) -> bool:
+def _keeps_text(described: _TokenizerFile, source: str, kind: DecoderKind) -> bool:
     """True iff a token of n characters stands for at most n characters of text, but for what NFC joins."""
     normal = described.normalizer is None or described.normalizer.get("type") == "NFC"
     swallowing = any(token.lstrip or token.rstrip for token in described.added_tokens) or '"Removed"' in source
-    return byte_table == "byte_level" and normal and not swallowing
+    return kind == "byte_level" and normal and not swallowing
 
 
 def _byte_level_alphabet() -> dict[str, int]:
