@@ -1,4 +1,4 @@
-"""What several folders of tests share: the native library and the bundled model as a pack."""
+"""What several folders of tests share: the native library, the bundled model as a pack, what engines run on."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import engine_backends
+import engine_device
+import kernel_harness
 import pytest
 import structlog
 
 import colibrid
-from colibrid.engine.library import Library
+from colibrid.engine import device_cuda
+from colibrid.engine.gpu import require_kernels
+from colibrid.engine.library import CUBIN_FOLDER, Library
 from colibrid.model.convert import convert
 from colibrid.model.pack import Pack, open_pack
 
@@ -41,3 +46,33 @@ def bundled_pack(library: Library, tmp_path_factory: pytest.TempPathFactory) -> 
     target = tmp_path_factory.mktemp("bundled") / "hummingbird-13m.colibri"
     convert(source, target, crc32c=lambda data: library.c.clb_crc32c(0, bytes(data), len(data)))
     return open_pack(target)
+
+
+@pytest.fixture(scope="session")
+def emulated_device(tmp_path_factory: pytest.TempPathFactory) -> engine_device.EmulatedDevice:
+    """The kernels' own source on the CPU, behind a fake libcuda."""
+    fake = engine_device.build_fake(tmp_path_factory.mktemp("enginefake"))
+    emulator = kernel_harness.build_emulator(tmp_path_factory.mktemp("emulator"))
+    if fake is None or emulator is None:
+        pytest.skip("no C and C++ compiler")
+    return engine_device.EmulatedDevice(fake, emulator)
+
+
+@pytest.fixture(scope="session")
+def gpu_device() -> engine_device.Gpu:
+    """GPU 0 with the kernels of the package under test."""
+    try:
+        require_kernels()
+        device_cuda.probe(0)
+    except device_cuda.DeviceError as error:
+        pytest.skip(str(error))
+    return engine_device.Gpu(CUBIN_FOLDER)
+
+
+@pytest.fixture(scope="session", params=engine_backends.BACKENDS)
+def backend(request: pytest.FixtureRequest) -> engine_backends.Backend:
+    """The same test on the CPU, on the emulator and on a GPU."""
+    if request.param == "cpu":
+        return engine_backends.cpu()
+    device = request.getfixturevalue({"emulated": "emulated_device", "cuda": "gpu_device"}[request.param])
+    return engine_backends.accelerated(request.param, device)

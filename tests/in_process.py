@@ -19,7 +19,7 @@ from colibrid.engine.spec import channel_shape, make_spec
 from colibrid.model.pack import open_pack
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 TURNS = 100_000  # no test needs more; a hang is a failure
@@ -36,6 +36,7 @@ class Answer(msgspec.Struct):
     records: list[SlotRecord] = []
     prompt: list[SlotRecord] = []
     usage: SlotUsage | None = None
+    experts: list[int] = []  # assignments by layer and expert, layers x the most experts of a layer
     finish: int = 0  # CLB_FINISH_*
     status: int | None = None  # clb_status of a failed request
     pooled: bytes = b""
@@ -138,24 +139,34 @@ class InProcessEngine:
         worked = ctypes.c_uint32()
         self._require(self._library.c.clb_engine_turn(self._engine, ctypes.byref(worked)))
 
-    def run(self, requests: Sequence[SlotRequest]) -> list[Answer]:
-        """Serves all requests, as many at once as there are slots, in order of arrival. Generations are set here."""
+    def run(self, requests: Sequence[SlotRequest], cancel: Mapping[int, int] | None = None) -> list[Answer]:
+        """Serves all requests, as many at once as there are slots, in order of arrival. Generations are set here.
+
+        `cancel`: requests, by index, that are closed when they have so many tokens.
+        """
         answers = [Answer(records=[]) for _ in requests]
         waiting = list(range(len(requests)))
         owner: dict[int, int] = {}
+        generations: dict[int, int] = {}
+        cancel = dict(cancel or {})
         for _ in range(TURNS):
             while waiting and len(owner) < self.slots:
                 slot = next(slot for slot in range(self.slots) if slot not in owner)
                 owner[slot] = waiting.pop(0)
-                self.start(slot, requests[owner[slot]])
+                generations[slot] = self.start(slot, requests[owner[slot]])
             if not owner:
                 self.check()
                 return answers
+            for slot, index in owner.items():
+                if len(answers[index].records) >= cancel.get(index, TURNS):
+                    del cancel[index]
+                    self.channel.push([Command(abi.CommandKind.CLOSE, slot, generations[slot])])
             self.turn()
             for event in self.channel.pop():
                 self._take(event, requests[owner[event.slot]], answers[owner[event.slot]])
                 if _released(event):
                     answers[owner[event.slot]].usage = self.channel.usage(event.slot)
+                    answers[owner[event.slot]].experts = list(self.channel.expert_counts(event.slot))
                     del owner[event.slot]
         raise AssertionError(f"requests {sorted(owner.values())} did not end within {TURNS} turns")
 
@@ -222,13 +233,12 @@ def ask(prompt: Sequence[int], max_tokens: int, *, top: int = 8, prompt_top: int
     """A greedy request for all log-probabilities."""
     return SlotRequest(
         generation=0,
-        seed=0,
         prompt_ids=list(prompt),
         max_tokens=max_tokens,
         flags=abi.RequestFlag.LOGPROBS | abi.RequestFlag.PROMPT_LOGPROBS,
         top_logprobs=top,
         prompt_top_logprobs=prompt_top,
-        **{"temperature": 0.0, **more},
+        **{"seed": 0, "temperature": 0.0, **more},
     )
 
 

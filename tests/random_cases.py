@@ -344,6 +344,33 @@ CASES: tuple[Case, ...] = (
 )
 
 
+# What the CUDA kernels take: 16-bit weights, heads of 32, 64 or 128, widths that are multiples of 16.
+CUDA_CASES: tuple[Case, ...] = (
+    Case(
+        name="qwen2", family="qwen2_moe", precision="bf16", seed=31,
+        config={
+            "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 3,
+            "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1],
+        },
+    ),
+    Case(
+        name="mixtral-fp16-window", family="mixtral", precision="fp16", seed=32,
+        config={"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2, "sliding_window": 9},
+    ),
+    Case(
+        name="qwen3", family="qwen3_moe", precision="bf16", seed=33,
+        config={
+            "hidden_size": 48, "head_dim": 32, "num_attention_heads": 4, "moe_intermediate_size": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    Case(
+        name="olmoe-k4", family="olmoe", precision="bf16", seed=34,
+        config={"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32},
+    ),
+)  # fmt: skip
+
+
 def config_of(case: Case) -> dict[str, Any]:
     """config.json."""
     merged = {**_COMMON, **_BASE[case.family], **case.config}

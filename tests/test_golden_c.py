@@ -1,7 +1,8 @@
 """The C engine against float32 transformers, in one process, without worker and HTTP.
 
 The bundled model: "correct" on the CPU means every prompt log-probability and the eight likeliest next tokens within
-2e-2, and the same greedy ids as long as the two best logits of each step are more than 0.05 apart.
+2e-2, and the same greedy ids as long as the two best logits of each step are more than 0.05 apart; on CUDA 97 % of them,
+and 0.25. Other numbers of a backend are in engine_backends.py.
 
 Random checkpoints: the engine reports log-probabilities and not logits. A log-softmax is the logits less one number
 per position, so over the whole vocabulary logits and log-probabilities are the same once each has its mean removed.
@@ -15,10 +16,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
+from engine_backends import Backend, accelerated, cpu
 from in_process import Answer, InProcessEngine, ask, crc32c, is_first
 from random_cases import CASES, Case, config_of, prompts_of
 from random_checkpoints import write_checkpoint
@@ -29,12 +31,13 @@ from colibrid.model.convert import convert
 from colibrid.model.layout import align
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from colibrid.engine.channel import SlotRecord
 
 DATA = Path(__file__).parent / "data"
 GOLDEN = json.loads((DATA / "hummingbird-13m.golden.json").read_text())["cases"]
 TOLERANCE = 2e-2
-CLEAR_GAP = 0.05
 ALL = 20
 BY_NAME = {case.name: case for case in CASES}
 
@@ -47,19 +50,26 @@ def hummingbird(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _serve(pack: Path, kv: str) -> list[Answer]:
-    with InProcessEngine(pack, slots=32, kv=kv, max_seq_len=256) as engine:
+class Answered(NamedTuple):
+    """What one backend says to all 39 cases, 32 at a time."""
+
+    backend: Backend
+    answers: list[Answer]
+
+
+@pytest.fixture(scope="module", params=["cpu-fp32", "cpu-fp16", "cuda-fp16"])
+def answered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Answered:
+    """The emulator is left out: it would take hours."""
+    name, kv = request.param.split("-")
+    backend = cpu() if name == "cpu" else accelerated("cuda", request.getfixturevalue("gpu_device"))
+    pack = tmp_path_factory.mktemp(request.param) / "hummingbird"
+    convert(BUNDLED_MODEL, pack, crc32c=crc32c, backend=backend.layout)
+    with backend.open(pack, slots=32, kv=kv, max_seq_len=256) as engine:
         answers = engine.run([ask(case["prompt_ids"], len(case["greedy_ids"])) for case in GOLDEN])
         stats = engine.stats()
         assert stats.allocations_after_open == 0
         assert stats.expert_relaunches == 0
-        return answers
-
-
-@pytest.fixture(scope="module", params=["fp32", "fp16"])
-def answered(request: pytest.FixtureRequest, hummingbird: Path) -> list[Answer]:
-    """All 39 cases with one KV precision, 32 at a time."""
-    return _serve(hummingbird, request.param)
+    return Answered(backend, answers)
 
 
 def test_there_are_39_cases() -> None:
@@ -67,33 +77,41 @@ def test_there_are_39_cases() -> None:
     assert len(GOLDEN) == 39
 
 
-def test_prompt_logprobs_are_those_of_the_reference(answered: list[Answer]) -> None:
-    """Each prompt token's log-probability is within 2e-2; the first has none."""
-    for case, answer in zip(GOLDEN, answered, strict=True):
+def test_logprobs_are_those_of_the_reference(
+    answered: Answered, record_property: Callable[[str, object], None]
+) -> None:
+    """Prompt and top-8 log-probabilities lie within 2e-2: all on the CPU, 97 % on CUDA; their mean KL is at most 5e-4."""
+    differences: list[float] = []
+    divergences: list[float] = []
+    for case, answer in zip(GOLDEN, answered.answers, strict=True):
         assert is_first(answer.prompt[0])
         got = [record.logprob for record in answer.prompt[1:]]
-        np.testing.assert_allclose(got, case["prompt_logprobs"][1:], rtol=0, atol=TOLERANCE)
-
-
-def test_the_likeliest_next_tokens_are_those_of_the_reference(answered: list[Answer]) -> None:
-    """The log-probabilities of the eight likeliest next tokens are within 2e-2, the likeliest first."""
-    for case, answer in zip(GOLDEN, answered, strict=True):
+        differences += list(np.abs(np.array(got) - np.array(case["prompt_logprobs"][1:])))
         top = answer.records[0].top
-        got = [logprob for _, logprob in top]
-        np.testing.assert_allclose(got, case["next_top8_logprobs"], rtol=0, atol=TOLERANCE)
+        reference = np.array(case["next_top8_logprobs"])
+        differences += list(np.abs(np.array([logprob for _, logprob in top]) - reference))
         by_id = dict(top)
-        for token, logprob in zip(case["next_top8_ids"], case["next_top8_logprobs"], strict=True):
-            last = case["next_top8_logprobs"][-1]
-            assert by_id.get(token, last) == pytest.approx(logprob, abs=2 * TOLERANCE)
+        ours = np.array([by_id.get(token, top[-1][1]) for token in case["next_top8_ids"]])
+        assert np.abs(ours - reference).max() <= 2 * TOLERANCE or answered.backend.within < 1
+        divergences.append(float(np.sum(np.exp(reference) * (reference - ours))))
+    share, divergence = float(np.mean(np.array(differences) <= TOLERANCE)), float(np.mean(divergences))
+    record_property("figure", f"golden {answered.backend.name}: {100 * share:.2f} % within {TOLERANCE}, largest "
+                    f"{max(differences):.4f}, mean KL {divergence:.1e}")  # fmt: skip
+    assert share >= answered.backend.within
+    assert abs(divergence) <= 5e-4
 
 
-def test_greedy_ids_are_those_of_the_reference(answered: list[Answer]) -> None:
-    """Greedy ids agree up to the first step whose two best logits are within 0.05, in at least 33 cases to the end."""
+def test_greedy_ids_are_those_of_the_reference(
+    answered: Answered, record_property: Callable[[str, object], None]
+) -> None:
+    """Greedy ids agree while the two best logits are clearly apart, in at least 33 cases to the end."""
     whole = 0
-    for case, answer in zip(GOLDEN, answered, strict=True):
-        clear = next((i for i, gap in enumerate(case["top2_gaps"]) if gap <= CLEAR_GAP), len(case["greedy_ids"]))
+    for case, answer in zip(GOLDEN, answered.answers, strict=True):
+        close = (i for i, gap in enumerate(case["top2_gaps"]) if gap <= answered.backend.clear_gap)
+        clear = next(close, len(case["greedy_ids"]))
         assert answer.tokens[:clear] == case["greedy_ids"][:clear]
         whole += answer.tokens == case["greedy_ids"]
+    record_property("figure", f"golden {answered.backend.name}: {whole} of {len(GOLDEN)} continuations whole")
     assert whole >= 33
 
 
