@@ -325,7 +325,9 @@ class Supervisor:
         if code is None:
             return
         self._on_control(process)  # its last frame says why
-        completed = process.channel.stats()[1].requests_done > 0
+        stats = process.channel.stats()[1]
+        completed = stats.requests_done > 0
+        self._log.info("engine_totals", pid=process.pid, **{name: getattr(stats, name) for name in _TOTALS})
         loop = asyncio.get_running_loop()
         loop.remove_reader(process.pidfd)
         loop.remove_reader(process.sock.fileno())
@@ -400,6 +402,11 @@ class Supervisor:
         self._ended.set()
 
 
+# Counters that are logged when an engine has ended, however it did.
+_TOTALS = (
+    "requests_done", "requests_failed", "tokens_prefill", "tokens_decode", "steps_prefill", "steps_decode",
+    "allocations_after_open",
+)  # fmt: skip
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 

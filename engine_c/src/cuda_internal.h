@@ -62,6 +62,7 @@ struct clb_cuda {
   void* decode[CLB_CUDA_DECODE_BUCKETS]; /* executable graphs; NULL: not built */
   void* prefill[CLB_CUDA_PREFILL_BUCKETS];
   const clb_weight_table* weights; /* data is a device address */
+  uint64_t made_at_open;           /* driver.made */
   uint64_t launched;               /* steps since open */
   uint64_t seen;                   /* of them, finished and their events forwarded */
   clb_cuda_flight flights[CLB_CUDA_STAGES];

@@ -145,6 +145,7 @@ static int32_t open_cuda(clb_engine* engine, const clb_engine_config* config, co
   status = status != CLB_OK ? status : clear(engine, error);
   status = status != CLB_OK ? status : clb_cuda_load(engine, config, parts->loader, error);
   status = status != CLB_OK ? status : clb_cuda_build_graphs(engine, error);
+  cuda->made_at_open = cuda->driver.made;
   return status != CLB_OK ? status : wait_ready(engine, error);
 }
 
@@ -160,6 +161,10 @@ static void close_cuda(clb_engine* engine) {
 /* All memory belongs to the worker. */
 static void give_back_cuda(clb_engine* engine) { engine->cuda = NULL; }
 
+static uint64_t made_since_open_cuda(const clb_engine* engine) {
+  return engine->cuda->driver.made - engine->cuda->made_at_open;
+}
+
 const clb_backend clb_backend_cuda = {
     .plan_weights = plan_weights,
     .plan_memory = plan_memory,
@@ -170,4 +175,5 @@ const clb_backend clb_backend_cuda = {
     .mask_set = clb_cuda_mask_set,
     .steps = clb_cuda_steps,
     .count_experts = clb_cuda_count_experts,
+    .made_since_open = made_since_open_cuda,
 };

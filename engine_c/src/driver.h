@@ -55,6 +55,7 @@ struct clb_driver {
   void* self;            /* state of the implementation */
   int32_t last_code;     /* the driver's own code of the last failure; 0 = none yet */
   const char* last_name; /* its name, "CUDA_ERROR_ILLEGAL_ADDRESS"; static; never NULL */
+  uint64_t made;         /* events, graphs and executables created so far: the calls that may take memory */
 
   int32_t (*bind)(clb_driver* driver);
   int32_t (*launch)(clb_driver* driver, void* stream, const clb_launch* launch);

@@ -126,6 +126,7 @@ static int32_t cuda_event_create(clb_driver* driver, void** event) {
   status = report(driver, create(&created, CLB_CU_EVENT_DEFAULT));
   if (status == CLB_OK) {
     *event = created;
+    ++driver->made;
   }
   return status;
 }
@@ -168,6 +169,7 @@ static int32_t cuda_capture_end(clb_driver* driver, void* stream, void** graph) 
   status = report(driver, end(stream, &captured));
   if (status == CLB_OK) {
     *graph = captured;
+    ++driver->made;
   }
   return status;
 }
@@ -189,6 +191,7 @@ static int32_t cuda_graph_instantiate(clb_driver* driver, void* graph, void* str
     return status;
   }
   *executable = created;
+  ++driver->made;
   return CLB_OK;
 }
 

@@ -117,6 +117,8 @@ typedef struct clb_backend {
   int32_t (*steps)(clb_engine* engine, uint32_t* worked);
   /* Counts of experts of all open slots, into their result blocks. A failure is final. */
   int32_t (*count_experts)(clb_engine* engine);
+  /* What was made since open by calls that may take memory, beyond the pools. */
+  uint64_t (*made_since_open)(const clb_engine* engine);
   bool output_is_prompt; /* K and V of a generated token have the bits that they would have in a prompt */
 } clb_backend;
 

@@ -98,6 +98,7 @@ static void a_graph_keeps_the_arguments_of_its_capture(void) {
   CHECK_EQ(driver.graph_instantiate(&driver, graph, NULL, &executable), CLB_OK);
   CHECK_EQ(driver.graph_launch(&driver, executable, NULL), CLB_OK);
   CHECK_EQ(value, 123u);
+  CHECK_EQ(driver.made, 2u);
   driver.executable_destroy(&driver, executable);
   driver.graph_destroy(&driver, graph);
   CHECK_EQ(fake_cuda.live, 0);
@@ -151,6 +152,7 @@ static void not_ready_is_an_answer_not_a_failure(void) {
   CHECK_EQ(driver.last_code, 0);
   CHECK_EQ(driver.event_ms(&driver, event, event, &ms), CLB_OK);
   CHECK_NEAR(ms, 1.0, 0.0);
+  CHECK_EQ(driver.made, 1u);
   driver.event_destroy(&driver, event);
 }
 

@@ -113,6 +113,9 @@ def test_drains_on_sigterm(model: str, tmp_path: Path) -> None:
         assert '"finish_reason":"length"' in rest
         assert daemon.wait() == 0
         assert daemon.wait_event("drained")["complete"] is True
+        totals = daemon.wait_event("engine_totals")
+        assert (totals["requests_done"], totals["allocations_after_open"]) == (1, 0)
+        assert totals["tokens_decode"] == 299  # the first token comes from the prompt's step
 
 
 def test_drain_has_an_end(model: str, tmp_path: Path) -> None:
