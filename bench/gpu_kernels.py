@@ -103,6 +103,13 @@ class Bench:
             made.append((self.machine.put(table.astype(np.uint64)), self.machine.put(own.astype(np.uint64))))
         return made
 
+    def few(self, op: str, eight: str, args: Any) -> Any:
+        """A launch of an expert kernel for few rows, with as many blocks as run at once."""
+        name = "DOWN" if op == "down" else f"GATE_UP_{eight.upper()}".rstrip("_")
+        blocks, shared = (kernel_abi.constant(f"CLB_{name}_{what}") for what in ("BLOCKS", "SHARED"))
+        kernel = f"clb_expert_{op}_{eight}bf16"
+        return self.machine.launch(kernel, args, grid=blocks * self.multiprocessors, block=256, shared=shared)
+
     def experts(self, model: str, experts: int, k: int, hidden: int, width: int, shared: int, batch: int) -> None:
         layers = self.layers(experts, hidden, width, shared)
         choices = [np.argsort(self.rng.random((batch, experts)), 1)[:, :k].astype(np.uint32) for _ in range(24)]
@@ -115,10 +122,13 @@ class Bench:
         downs = {
             "weights": self.machine.put(np.full((batch, k), 0.1, np.float32)), "residual": self.space(batch, hidden),
             "next_norm": self.space(hidden), "next_input": self.space(batch, hidden),
-            "next_sumsq": self.space(batch, hidden // 16),
+            "next_sumsq": self.space(batch, hidden // 16), "tickets": self.space(hidden // 32),
         }  # fmt: skip
-        results = batch * (1 + k) * 64 + batch * k * 4
-        up_launches, down_launches, kept = [], [], []
+        downs["shared_parts"] = parts = harness.shared_parts(shared, width)
+        downs["partial"] = self.space(64 * (k + parts), hidden)
+        up_launches: list[Any] = []
+        down_launches: list[Any] = []
+        kept: list[Any] = []
         eight = "8_" if batch <= 8 else ""
         for i, choice in enumerate(choices):
             table, own = layers[i % len(layers)]
@@ -126,11 +136,8 @@ class Bench:
             up = kernel_abi.struct("clb_expert_gate_up_args")(**common, **ups, **mine)
             down = kernel_abi.struct("clb_expert_down_args")(**common, **downs, **mine)
             kept += [up, down]
-            launch = self.machine.launch
-            up_launches.append(launch(f"clb_expert_gate_up_{eight}bf16", up, grid=self.blocks, block=256, shared=65536))
-            down_launches.append(
-                launch(f"clb_expert_down_{eight}bf16", down, grid=hidden // 16, block=512, shared=65536 + results)
-            )
+            for op, arg, launches in (("gate_up", up, up_launches), ("down", down, down_launches)):
+                launches.append(self.few(op, eight, arg))
         used = float(np.mean([len(np.unique(choice)) for choice in choices]))
         shape = f"{model}, {batch} rows, {used:.1f} experts"
         matrix = (used * width + shared) * hidden * 2.0

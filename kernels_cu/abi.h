@@ -48,8 +48,11 @@
 #define CLB_LINEAR_8_SHARED 49152u
 #define CLB_GATE_UP_BLOCKS 2u
 #define CLB_GATE_UP_SHARED 65536u
-#define CLB_DOWN_THREADS 512u
-#define CLB_DOWN_RING 65536u /* both; and (rows + rows * K) * 64 + rows * K * 4 more for the results of a tile */
+#define CLB_GATE_UP_8_BLOCKS 3u
+#define CLB_GATE_UP_8_SHARED 40960u
+#define CLB_DOWN_BLOCKS 2u /* both */
+#define CLB_DOWN_SHARED 49152u
+#define CLB_SHARED_MAX_PARTS 8u /* of the shared expert's columns, see clb_expert_down_args */
 #define CLB_MANY_BLOCKS 2u
 #define CLB_MANY_SHARED 65536u
 
@@ -311,10 +314,12 @@ typedef struct clb_expert_gate_up_args {
 } clb_expert_gate_up_args;
 CLB_SIZE_ASSERT(clb_expert_gate_up_args, 88);
 
-/* clb_expert_down_{bf16,fp16} and clb_expert_down_8_{bf16,fp16}: after clb_expert_gate_up. A block owns 16 rows of the
-   hidden size for all tokens and experts:  x = residual + sum over ranks, in order, of weights[t][r] * down(activation)
-   + shared_scale[t] * down(shared activation), which goes where clb_linear with residual puts it. Grid d / 16 blocks
-   of CLB_DOWN_THREADS. Dynamic shared memory: see CLB_DOWN_RING. */
+/* clb_expert_down_{bf16,fp16} and clb_expert_down_8_{bf16,fp16}: after clb_expert_gate_up:
+     x = residual + sum over ranks, in order, of weights[t][r] * down(activation)
+                  + sum over parts, in order, of shared_scale[t] * down(shared activation),
+   which goes where clb_linear with residual puts it. The columns of the shared expert are taken in shared_parts parts,
+   as long as those of other experts where that can be, so that the work can be shared out evenly.
+   Grid: blocks wanted. */
 typedef struct clb_expert_down_args {
   CLB_DEVICE_PTR(const clb_expert_weights) experts;
   CLB_DEVICE_PTR(const clb_expert_weights) shared;
@@ -328,14 +333,16 @@ typedef struct clb_expert_down_args {
   CLB_DEVICE_PTR(const float) next_norm;            /* (d): attention norm of the next layer, or the final norm */
   CLB_DEVICE_PTR(uint32_t) next_input;              /* (T, d) split rows */
   CLB_DEVICE_PTR(float) next_sumsq;                 /* (T, d / 16) */
+  CLB_DEVICE_PTR(float) partial;                    /* (64 * K + 64 * shared_parts, d) */
+  CLB_DEVICE_PTR(uint32_t) tickets;                 /* (d / 32 rounded up): 0 before and after */
   uint32_t expert_count;
   uint32_t k_max;
   uint32_t hidden;
   uint32_t width;
   uint32_t shared_width;
-  uint32_t reserved;
+  uint32_t shared_parts; /* 0: no shared expert */
 } clb_expert_down_args;
-CLB_SIZE_ASSERT(clb_expert_down_args, 120);
+CLB_SIZE_ASSERT(clb_expert_down_args, 136);
 
 /* clb_expert_gate_up_many_{bf16,fp16}: any number of tokens, by bucket: row i of activation belongs to assignment i.
    clb_expert_down_many_{bf16,fp16}: partial[places[i]] = down(activation[i]), unweighted. With offsets NULL one expert

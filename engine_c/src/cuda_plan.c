@@ -183,6 +183,12 @@ static void plan_ffn(const clb_model_desc* model, const clb_cuda_extents* extent
   at->shared_activation = take(end, rows * extents->shared_width * sizeof(uint32_t));
   at->expert_partial = take(end, places * hidden * sizeof(float));
   at->shared_partial = take(end, extents->shared_width == 0u ? 0u : rows * hidden * sizeof(float));
+  uint64_t places_few = extents->k_max;
+  if (extents->shared_width != 0u) {
+    places_few += CLB_SHARED_MAX_PARTS;
+  }
+  at->down_partial = take(end, CLB_FEW_ROWS * places_few * hidden * sizeof(float));
+  at->down_tickets = take(end, hidden / CLB_TILE * sizeof(uint32_t));
   at->dispatch_bytes = *end - first;
 }
 

@@ -77,6 +77,8 @@ typedef struct clb_cuda_layout {
   uint64_t shared_activation;
   uint64_t expert_partial;
   uint64_t shared_partial;
+  uint64_t down_partial; /* of the few-row kernels */
+  uint64_t down_tickets;
   uint64_t logits;
   uint64_t candidates;
   uint64_t scratch;

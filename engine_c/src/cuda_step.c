@@ -14,6 +14,7 @@
 #define MANY_WEIGHT_ROWS 128u
 #define SAMPLE_THREADS 1024u
 #define PUBLISH_THREADS 64u
+#define PART_COLS 1024u /* of a shared expert: fewer columns are not worth a part */
 
 /* A step under construction. */
 typedef struct builder {
@@ -253,6 +254,13 @@ static uint64_t shared_row(const builder* b, const clb_layer_desc* desc, uint32_
   return desc->shared_width == 0u ? 0u : b->cuda->layer_tables[layer] + desc->experts * sizeof(clb_expert_weights);
 }
 
+/* In how many parts the shared expert's columns are taken: as long as another expert's, but not too short. */
+static uint32_t shared_parts(const clb_layer_desc* desc) {
+  const uint32_t wanted = desc->shared_width / (desc->expert_width > PART_COLS ? desc->expert_width : PART_COLS);
+  const uint32_t parts = wanted < CLB_SHARED_MAX_PARTS ? wanted : CLB_SHARED_MAX_PARTS;
+  return desc->shared_width == 0u ? 0u : (parts == 0u ? 1u : parts);
+}
+
 static void experts_few(builder* b, uint32_t layer) {
   const clb_model_desc* const model = &b->engine->model;
   const clb_layer_desc* const desc = &model->layer_table[layer];
@@ -284,18 +292,25 @@ static void experts_few(builder* b, uint32_t layer) {
                                      .next_norm = norm_after(b, layer),
                                      .next_input = at(b, p->input[0]),
                                      .next_sumsq = at(b, p->sumsq[0]),
+                                     .partial = at(b, p->down_partial),
+                                     .tickets = at(b, p->down_tickets),
                                      .expert_count = desc->experts,
                                      .k_max = k_max,
                                      .hidden = model->hidden,
                                      .width = desc->expert_width,
-                                     .shared_width = desc->shared_width};
+                                     .shared_width = desc->shared_width,
+                                     .shared_parts = shared_parts(desc)};
   const uint32_t ranks = desc->experts == 0u ? 0u : k_max;
-  const uint32_t tiles =
-      b->rows * ranks * (desc->expert_width / CLB_TILE) + desc->shared_width / CLB_TILE; /* most that can be in use */
-  launch(b, b->rows <= EIGHT ? CLB_CUDA_GATE_UP_8 : CLB_CUDA_GATE_UP, &up,
-         (uint32_t[3]){wanted_blocks(b, tiles, CLB_GATE_UP_BLOCKS), 1u, 1u}, CLB_MATMUL_THREADS, CLB_GATE_UP_SHARED);
-  launch(b, b->rows <= EIGHT ? CLB_CUDA_DOWN_8 : CLB_CUDA_DOWN, &down, (uint32_t[3]){model->hidden / CLB_TILE, 1u, 1u},
-         CLB_DOWN_THREADS, CLB_DOWN_RING + (b->rows + b->rows * k_max) * 64u + b->rows * k_max * 4u);
+  const bool eight = b->rows <= EIGHT;
+  /* Most units that can be in use. */
+  const uint32_t up_units = b->rows * ranks * (desc->expert_width / CLB_TILE) + desc->shared_width / CLB_TILE;
+  const uint32_t down_units = (b->rows * ranks + down.shared_parts) * divide_up(model->hidden, 2u * CLB_TILE);
+  const uint32_t up_blocks = wanted_blocks(b, up_units, eight ? CLB_GATE_UP_8_BLOCKS : CLB_GATE_UP_BLOCKS);
+  const uint32_t down_blocks = wanted_blocks(b, down_units, CLB_DOWN_BLOCKS);
+  launch(b, eight ? CLB_CUDA_GATE_UP_8 : CLB_CUDA_GATE_UP, &up, (uint32_t[3]){up_blocks, 1u, 1u}, CLB_MATMUL_THREADS,
+         eight ? CLB_GATE_UP_8_SHARED : CLB_GATE_UP_SHARED);
+  launch(b, eight ? CLB_CUDA_DOWN_8 : CLB_CUDA_DOWN, &down, (uint32_t[3]){down_blocks, 1u, 1u}, CLB_MATMUL_THREADS,
+         CLB_DOWN_SHARED);
 }
 
 /* One expert pair over many rows: the routed experts by bucket, or with `offsets` 0 a single expert over all rows. */

@@ -21,6 +21,7 @@ from typing import Any
 import cuda_harness
 import numpy as np
 from cuda_mirrors import Launch
+from kernel_abi import constant
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -273,3 +274,9 @@ def normed(residual: Array, norm: Array, epsilon: float) -> NDArray[np.float64]:
     """RMSNorm in float64."""
     wide = residual.astype(np.float64)
     return wide / np.sqrt((wide**2).mean(1, keepdims=True) + epsilon) * norm
+
+
+def shared_parts(shared_width: int, width: int) -> int:
+    """In how many parts the engine has clb_expert_down take the columns of the shared expert."""
+    most = constant("CLB_SHARED_MAX_PARTS")
+    return 0 if shared_width == 0 else max(1, min(most, shared_width // max(width, 16 * 64)))

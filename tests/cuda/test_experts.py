@@ -175,19 +175,21 @@ def run_few(machine: harness.Machine, layer: Layer, *, general: bool = False) ->
         epsilon=EPSILON, **common,
     )  # fmt: skip
     stream = Stream(machine, layer)
+    parts = harness.shared_parts(case.shared, case.width)
+    tickets = -(-case.hidden // 32)
+    ticket = harness.Output(put(np.zeros(tickets, np.uint32)), (tickets,), np.dtype(np.uint32))
+    partial = machine.poisoned((64 * (case.k + parts), case.hidden), np.float32)
     down = kernel_abi.struct("clb_expert_down_args")(
-        weights=put(layer.weights), shared_scale=put(layer.scale) if case.scaled else 0, **stream.members, **common
-    )
+        weights=put(layer.weights), shared_scale=put(layer.scale) if case.scaled else 0, partial=partial.address,
+        tickets=ticket.address, shared_parts=parts, **stream.members, **common,
+    )  # fmt: skip
     eight = "8_" if case.tokens <= 8 and not general else ""
-    machine.run(
-        f"clb_expert_gate_up_{eight}{precision}", gate_up, grid=case.blocks, block=256,
-        shared=kernel_abi.constant("CLB_GATE_UP_SHARED"),
-    )  # fmt: skip
-    results = (case.tokens + case.tokens * case.k) * 64 + case.tokens * case.k * 4
-    machine.run(
-        f"clb_expert_down_{eight}{precision}", down, grid=case.hidden // 16, block=kernel_abi.constant("CLB_DOWN_THREADS"),
-        shared=kernel_abi.constant("CLB_DOWN_RING") + results,
-    )  # fmt: skip
+    for op, args in (("gate_up", gate_up), ("down", down)):
+        shared_bytes = kernel_abi.constant(
+            f"CLB_GATE_UP_{eight.upper()}SHARED" if op == "gate_up" else "CLB_DOWN_SHARED"
+        )
+        machine.run(f"clb_expert_{op}_{eight}{precision}", args, grid=case.blocks, block=256, shared=shared_bytes)
+    assert (machine.get(ticket) == 0).all()
     words = machine.get(activation).reshape(case.tokens, case.k, case.width)
     for e in np.unique(layer.indices[layer.indices != NONE]):
         rows, ranks = np.nonzero(layer.indices == e)

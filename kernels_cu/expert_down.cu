@@ -1,0 +1,369 @@
+/*
+ * expert_down.cu: the second half of an FFN for at most 64 rows: down, the weighted sum of the ranks, the shared
+ * expert, and the new residual. experts.cu has the first half.
+ *
+ * Operation  clb_expert_down_{bf16,fp16}: see abi.h. A unit is an item (an expert in use, or a part of the columns of
+ *            the shared one) and two row tiles of it: pair by pair of row tiles, in each the items in order. A block
+ *            takes a contiguous range of units, as long as every other in what it costs to read, and writes their
+ *            results, one place each, to `partial`. Who completes a pair (a ticket says so) sums its places in order.
+ *            The kernels with _8 are for at most 8 rows: the same bits, fewer registers.
+ * Reference  tests/cuda/test_experts.py (numpy, float64).
+ * Grid       blocks of 256 threads, CLB_DOWN_BLOCKS a multiprocessor. Dynamic shared memory: CLB_DOWN_SHARED.
+ * Needs      sm_80; sm_90 for programmatic edges.
+ * Roofline   bytes of the experts in use: memory-bound. Qwen3-30B at one row: 8 x 3.1 MB = 5.9 us at 4.3 TB/s.
+ */
+#include "experts.cuh"
+
+#define DOWN_STAGES 6u
+#define PAIR 2u /* row tiles of a unit */
+#define PAIR_COLS (PAIR * CLB_TILE)
+#define MAX_ITEMS (CLB_ROUTER_MAX_EXPERTS + CLB_SHARED_MAX_PARTS)
+#define RANKS_AHEAD 4u
+static_assert(clb_ring<PAIR, DOWN_STAGES>::bytes == CLB_DOWN_SHARED, "abi.h says what the host reserves");
+
+template <uint32_t MOST_ROWS>
+struct down_shared {
+  clb_sums<PAIR> sums;
+  clb_choices<MOST_ROWS> choice;
+  uint64_t weights[MAX_ITEMS];               /* of each item */
+  uint32_t start[MAX_ITEMS + 1u];            /* cost of the items before it; last of all of them */
+  float scale[MOST_ROWS * CLB_ROUTER_MAX_K]; /* the router's weights */
+  uint32_t items;
+  uint32_t complete;
+};
+
+/* One item: the parts of the shared expert come first. */
+struct down_item {
+  uint32_t across; /* column tiles of its matrix */
+  uint32_t begin;  /* of them, this item's */
+  uint32_t end;
+  uint32_t rows;
+  uint32_t first; /* of its places in choice.places; NONE: a part of the shared expert */
+
+  template <class Choices>
+  __device__ __forceinline__ down_item(const clb_expert_down_args& a, const Choices& choice, uint32_t item,
+                                       uint32_t row_count) {
+    if (item < a.shared_parts) {
+      across = a.shared_width / CLB_TILE;
+      begin = item * across / a.shared_parts;
+      end = (item + 1u) * across / a.shared_parts;
+      rows = row_count;
+      first = CLB_NONE;
+      return;
+    }
+    const uint32_t expert = choice.item_expert[item - a.shared_parts];
+    across = a.width / CLB_TILE;
+    begin = 0u;
+    end = across;
+    rows = choice.rows_of(expert);
+    first = choice.first[expert];
+  }
+
+  /* What a unit of it reads: two row tiles, and its rows in steps, half as much each. */
+  __device__ __forceinline__ uint32_t cost() const {
+    return (end - begin) * (2u + min(clb_passes_of(rows, CLB_STEP), CLB_PASS_STEPS));
+  }
+};
+
+/* start[i] = cost of the items before item i, by one warp; before it, start[i + 1] = cost of item i. */
+CLB_DEVICE void sum_costs(uint32_t* start, uint32_t items) {
+  const uint32_t lane = threadIdx.x;
+  const uint32_t each = (items + CLB_WARP - 1u) / CLB_WARP;
+  const uint32_t begin = min(lane * each, items);
+  const uint32_t end = min(begin + each, items);
+  uint32_t own = 0u;
+  for (uint32_t i = begin; i < end; i++)
+    own += start[i + 1u];
+  uint32_t sum = own;
+#pragma unroll
+  for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
+    const uint32_t before = __shfl_up_sync(CLB_FULL_WARP, sum, step);
+    sum += (lane >= step) ? before : 0u;
+  }
+  uint32_t at = sum - own;
+  if (lane == 0u) start[0] = 0u;
+  for (uint32_t i = begin; i < end; i++) {
+    at += start[i + 1u];
+    start[i + 1u] = at;
+  }
+}
+
+/* A unit's number in two parts. */
+struct down_place {
+  uint32_t pair;
+  uint32_t item;
+
+  __device__ __forceinline__ bool operator!=(const down_place& other) const {
+    return pair != other.pair || item != other.item;
+  }
+  __device__ __forceinline__ void advance(uint32_t items) {
+    item++;
+    if (item < items) return;
+    item = 0u;
+    pair++;
+  }
+};
+
+/* The first unit of block `block`. */
+CLB_DEVICE down_place first_place(const uint32_t* start, uint32_t items, uint32_t pairs, uint32_t block) {
+  const uint32_t all = max(start[items], 1u);
+  const uint64_t before = (uint64_t)all * pairs * block / gridDim.x;
+  const uint32_t rest = (uint32_t)(before % all);
+  down_place place = {(uint32_t)(before / all), 0u};
+  uint32_t high = items; /* the lowest item that starts at or behind `rest` is in item .. high */
+  while (place.item < high) {
+    const uint32_t middle = (place.item + high) / 2u;
+    if (start[middle] >= rest) {
+      high = middle;
+    } else {
+      place.item = middle + 1u;
+    }
+  }
+  if (place.item < items) return place;
+  return {place.pair + 1u, 0u};
+}
+
+template <uint32_t MOST_ROWS, uint32_t PASS_ROWS>
+struct down_source {
+  const clb_expert_down_args& a;
+  const down_shared<MOST_ROWS>& shared;
+  const unsigned char* at[PAIR];
+  down_place now;
+  down_place next;
+  down_place end;
+  uint32_t row_count;
+  uint32_t passes; /* left of unit `now`, without the current one */
+  uint32_t left;   /* pieces of this pass */
+
+  __device__ __forceinline__ down_source(const clb_expert_down_args& args, const down_shared<MOST_ROWS>& memory,
+                                         const down_place& from, const down_place& to, uint32_t rows)
+      : a(args), shared(memory), now(from), next(from), end(to), row_count(rows), passes(0u), left(0u) {}
+
+  __device__ __forceinline__ bool take(const unsigned char* (&taken)[PAIR]) {
+    while (left == 0u) {
+      if (passes == 0u) {
+        if (!(next != end)) return false;
+        now = next;
+        next.advance(shared.items);
+      }
+      const down_item item(a, shared.choice, now.item, row_count);
+      if (passes == 0u) passes = max(clb_passes_of(item.rows, PASS_ROWS), 1u);
+      passes--;
+      const clb_slice slice(item.end - item.begin);
+      left = slice.end - slice.begin;
+      const uint32_t tile = now.pair * PAIR;
+      const uint32_t other = min(tile + 1u, a.hidden / CLB_TILE - 1u); /* the last again where there is no other */
+      at[0] = clb_lane_bytes(shared.weights[now.item], tile, item.across, item.begin + slice.begin);
+      at[1] = at[0] + (other - tile) * item.across * CLB_PIECE;
+    }
+    taken[0] = at[0];
+    taken[1] = at[1];
+    at[0] += CLB_PIECE;
+    at[1] += CLB_PIECE;
+    left--;
+    return true;
+  }
+};
+
+/* Row of `partial` that item `item` has for its row number i. */
+template <class Choices>
+CLB_DEVICE uint32_t place_of(const clb_expert_down_args& a, const Choices& choice, const down_item& item,
+                             uint32_t number, uint32_t i) {
+  return (item.first != CLB_NONE) ? choice.places[item.first + i] : CLB_FEW_ROWS * (a.k_max + number) + i;
+}
+
+template <class P, uint32_t STEPS, uint32_t MOST_ROWS, class Source>
+CLB_DEVICE void down_pass(const clb_expert_down_args& a, clb_ring<PAIR, DOWN_STAGES>& ring, Source& source,
+                          down_shared<MOST_ROWS>& shared, const down_item& item, const down_place& unit, uint32_t begin,
+                          uint32_t& parity) {
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  const bool routed = item.first != CLB_NONE;
+  const uint32_t* input = (routed ? a.activation : a.shared_activation) + item.begin * CLB_TILE;
+  uint32_t offsets[STEPS];
+#pragma unroll
+  for (uint32_t s = 0u; s < STEPS; s++) {
+    const uint32_t i = begin + s * CLB_STEP + lane / 4u;
+    uint32_t row = i;
+    if (i < item.rows && routed) row = shared.choice.places[item.first + i];
+    offsets[s] = (i < item.rows) ? row * (item.across * CLB_TILE) + lane % 4u * 4u : CLB_NONE;
+  }
+  const clb_slice slice(item.end - item.begin);
+  clb_chunk<STEPS, (STEPS == 4u) ? 1u : (MOST_ROWS == CLB_STEP) ? 2u : 4u / STEPS> chunk;
+  chunk.read(input, offsets, slice.begin, slice.end);
+  float sum[PAIR][STEPS][4];
+  clb_multiply<P, PAIR, STEPS>(ring, source, slice, input, offsets, chunk, sum);
+#pragma unroll
+  for (uint32_t s = 0u; s < STEPS; s++) {
+    shared.sums.put(parity, 0u, sum[0][s]);
+    shared.sums.put(parity, 1u, sum[1][s]);
+    __syncthreads();
+    const uint32_t i = begin + s * CLB_STEP + threadIdx.x % 64u / 8u;
+    const uint32_t tile = unit.pair * PAIR + clb_finisher() % PAIR;
+    if (clb_finisher() / PAIR == s % 2u && i < item.rows && tile < a.hidden / CLB_TILE) {
+      const uint32_t place = place_of(a, shared.choice, item, unit.item, i);
+      const float2 y = shared.sums.template take<P>(parity, clb_finisher() % PAIR);
+      *reinterpret_cast<float2*>(a.partial + (uint64_t)place * a.hidden + tile * CLB_TILE + threadIdx.x % 8u * 2u) = y;
+    }
+    parity ^= 1u;
+  }
+}
+
+/* Weighted ranks in order, then the parts of the shared expert, for one row and two columns. */
+template <uint32_t MOST_ROWS>
+CLB_DEVICE float2 sum_ranks(const clb_expert_down_args& a, const down_shared<MOST_ROWS>& shared, uint32_t row,
+                            uint32_t col) {
+  const float2* from = reinterpret_cast<const float2*>(a.partial + col);
+  const uint32_t stride = a.hidden / 2u;
+  const uint32_t ranks = (a.expert_count > 0u) ? a.k_max : 0u;
+  float2 y = make_float2(0.0f, 0.0f);
+#pragma unroll 1
+  for (uint32_t begin = 0u; begin < ranks; begin += RANKS_AHEAD) {
+    float weight[RANKS_AHEAD];
+    float2 part[RANKS_AHEAD];
+#pragma unroll
+    for (uint32_t r = 0u; r < RANKS_AHEAD; r++) {
+      const uint32_t place = row * a.k_max + begin + r;
+      weight[r] = (begin + r < ranks) ? shared.scale[place] : 0.0f; /* 0: no expert in this rank */
+      part[r] = (weight[r] != 0.0f) ? __ldcg(from + (uint64_t)place * stride) : make_float2(0.0f, 0.0f);
+    }
+#pragma unroll
+    for (uint32_t r = 0u; r < RANKS_AHEAD; r++) {
+      y.x = fmaf(weight[r], part[r].x, y.x);
+      y.y = fmaf(weight[r], part[r].y, y.y);
+    }
+  }
+  const float shared_scale = (a.shared_scale != nullptr) ? a.shared_scale[row] : 1.0f;
+#pragma unroll 1
+  for (uint32_t p = 0u; p < a.shared_parts; p++) {
+    const float2 part = __ldcg(from + (uint64_t)(CLB_FEW_ROWS * (a.k_max + p) + row) * stride);
+    y.x = fmaf(shared_scale, part.x, y.x);
+    y.y = fmaf(shared_scale, part.y, y.y);
+  }
+  return y;
+}
+
+/* The new residual at the columns of `pair`: 16 rows at a time, two columns a thread. */
+template <class P, uint32_t MOST_ROWS>
+CLB_DEVICE void finish_pair(const clb_expert_down_args& a, const down_shared<MOST_ROWS>& shared, uint32_t pair,
+                            uint32_t count) {
+  const clb_stream stream = {a.residual, a.next_norm, a.next_input, a.next_sumsq, a.hidden};
+  const uint32_t col = pair * PAIR_COLS + threadIdx.x % 16u * 2u;
+  const bool there = col < a.hidden;
+  const float2 norm = clb_read_pair(a.next_norm + col, there);
+#pragma unroll 1
+  for (uint32_t begin = 0u; begin < count; begin += CLB_MATMUL_THREADS / 16u) {
+    const uint32_t row = begin + threadIdx.x / 16u;
+    const bool valid = there && row < count;
+    const float2 x = clb_read_pair(a.residual + (uint64_t)row * a.hidden + col, valid);
+    float2 y = make_float2(0.0f, 0.0f);
+    if (valid) y = sum_ranks(a, shared, row, col);
+    clb_store_residual<P>(stream, row, col, make_float2(x.x + y.x, x.y + y.y), norm, valid);
+  }
+}
+
+/* This block has written `units` units of a pair: are these the last? Then what all blocks wrote is there. */
+CLB_DEVICE bool completes(uint32_t* ticket, uint32_t units, uint32_t all, uint32_t& complete) {
+  __syncthreads();
+  if (threadIdx.x == 0u) {
+    __threadfence();
+    const bool last = atomicAdd(ticket, units) + units == all;
+    if (last) *ticket = 0u; /* for the next step */
+    __threadfence();
+    complete = last ? 1u : 0u;
+  }
+  __syncthreads();
+  return complete != 0u;
+}
+
+/* Items, their weights and costs; ends with a barrier. All of it may be read before the wait. */
+template <uint32_t MOST_ROWS>
+CLB_DEVICE void find_items(const clb_expert_down_args& a, down_shared<MOST_ROWS>& shared, uint32_t count) {
+  const uint32_t choices = (a.expert_count > 0u) ? count * a.k_max : 0u;
+  const typename clb_choices<MOST_ROWS>::own own(a.indices, choices);
+  for (uint32_t i = threadIdx.x; i < choices; i += CLB_MATMUL_THREADS)
+    shared.scale[i] = __ldcg(a.weights + i);
+  shared.choice.clear(a.expert_count);
+  __syncthreads();
+  shared.choice.fill(own, a.k_max, a.expert_count);
+  const uint32_t items = (count > 0u) ? a.shared_parts + shared.choice.items : 0u;
+  for (uint32_t i = threadIdx.x; i < items; i += CLB_MATMUL_THREADS) {
+    const bool routed = i >= a.shared_parts;
+    shared.weights[i] = routed ? a.experts[shared.choice.item_expert[i - a.shared_parts]].down : a.shared->down;
+    shared.start[i + 1u] = down_item(a, shared.choice, i, count).cost();
+  }
+  if (threadIdx.x == 0u) shared.items = items;
+  __syncthreads();
+  if (threadIdx.x < CLB_WARP) sum_costs(shared.start, items);
+  __syncthreads();
+}
+
+template <class P, uint32_t MOST_STEPS, uint32_t MOST_ROWS, class Source>
+CLB_DEVICE void down_unit(const clb_expert_down_args& a, clb_ring<PAIR, DOWN_STAGES>& ring, Source& source,
+                          down_shared<MOST_ROWS>& shared, const down_place& unit, uint32_t& parity) {
+  const down_item item(a, shared.choice, unit.item, source.row_count);
+#pragma unroll 1
+  for (uint32_t begin = 0u; begin < item.rows; begin += MOST_STEPS * CLB_STEP) {
+    const uint32_t rows = item.rows - begin;
+    if (MOST_STEPS == 1u || rows <= 8u) {
+      down_pass<P, 1>(a, ring, source, shared, item, unit, begin, parity);
+    } else if (rows <= 16u) {
+      down_pass<P, 2>(a, ring, source, shared, item, unit, begin, parity);
+    } else {
+      down_pass<P, MOST_STEPS>(a, ring, source, shared, item, unit, begin, parity);
+    }
+  }
+}
+
+/* Before the wait: everything that says which weights, and the first of them. */
+template <class P, uint32_t MOST_STEPS>
+CLB_DEVICE void down(const clb_expert_down_args& a) {
+  constexpr uint32_t MOST_ROWS = (MOST_STEPS == 1u) ? CLB_STEP : CLB_FEW_ROWS;
+  extern __shared__ uint4 memory[];
+  __shared__ down_shared<MOST_ROWS> shared;
+  const uint32_t count = min(__ldcg(a.row_count), MOST_ROWS);
+  const uint32_t pairs = (a.hidden + PAIR_COLS - 1u) / PAIR_COLS;
+  find_items(a, shared, count);
+  const uint32_t items = shared.items;
+  down_place unit = first_place(shared.start, items, pairs, blockIdx.x);
+  const down_place end = first_place(shared.start, items, pairs, blockIdx.x + 1u);
+  down_source<MOST_ROWS, MOST_STEPS * CLB_STEP> source(a, shared, unit, end, count);
+  clb_ring<PAIR, DOWN_STAGES> ring(memory);
+  uint32_t started = 0u;
+  if (items > 0u) ring.start(source, started);
+  ring.complete_start(started);
+  clb_wait_for_inputs();
+  clb_release_dependents();
+  uint32_t parity = 0u;
+  uint32_t done = 0u; /* units of this pair */
+  while (items > 0u && unit != end) {
+    down_unit<P, MOST_STEPS>(a, ring, source, shared, unit, parity);
+    done++;
+    const uint32_t pair = unit.pair;
+    unit.advance(items);
+    if (unit.pair == pair && unit != end) continue;
+    if (completes(&a.tickets[pair], done, items, shared.complete)) finish_pair<P>(a, shared, pair, count);
+    done = 0u;
+  }
+  /* Rows without any expert. */
+  for (uint32_t pair = blockIdx.x; items == 0u && pair < pairs; pair += gridDim.x)
+    finish_pair<P>(a, shared, pair, count);
+  clb_copies_wait<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, CLB_DOWN_BLOCKS)
+    clb_expert_down_bf16(const __grid_constant__ clb_expert_down_args a) {
+  down<clb_bf16, CLB_PASS_STEPS>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, CLB_DOWN_BLOCKS)
+    clb_expert_down_fp16(const __grid_constant__ clb_expert_down_args a) {
+  down<clb_fp16, CLB_PASS_STEPS>(a);
+}
+
+extern "C" __global__ void __maxnreg__(80) clb_expert_down_8_bf16(const __grid_constant__ clb_expert_down_args a) {
+  down<clb_bf16, 1>(a);
+}
+
+extern "C" __global__ void __maxnreg__(80) clb_expert_down_8_fp16(const __grid_constant__ clb_expert_down_args a) {
+  down<clb_fp16, 1>(a);
+}
