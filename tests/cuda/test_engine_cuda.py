@@ -94,7 +94,7 @@ def test_masks_are_waited_for_by_their_slot_alone(device: Device, tiny: Path) ->
 
 def test_prefix_runs_change_no_bit(device: Device, tiny: Path) -> None:
     """A prompt gets the same records alone, behind a prefix of any length, and when that is copied into a new run."""
-    prompt = _prompts(CASES[0])[1]
+    prompt = _prompts(CUDA_CASES[0])[1]
     plain = ask(prompt, NEW_TOKENS, top=ALL)
     plain = msgspec.structs.replace(plain, flags=abi.RequestFlag.LOGPROBS)
     with InProcessEngine(tiny, slots=2, kv="fp16", max_seq_len=64, device=device, **SMALL) as engine:
