@@ -15,7 +15,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/pytest
 .DEFAULT_GOAL := help
 # Where venv comes without pip (Debian's python3-venv is missing), a python is left behind that the next call would use.
 .DELETE_ON_ERROR:
-.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan fuzz cross lint misra analyze format cubins bench clean
+.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan fuzz fuzz-http cross lint misra analyze format cubins bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -68,6 +68,10 @@ test-tsan: $(VENV)/.dev  ## rings, thread pool and steps under the thread saniti
 SECONDS ?= 60
 fuzz: $(VENV)/.dev  ## loader and request block against hostile input: make fuzz SECONDS=60
 	PATH="$(CURDIR)/$(BIN):$(BIN):$$PATH" engine_c/tools/fuzz.sh $(SECONDS)
+
+CASES ?= 20000
+fuzz-http: $(VENV)/.dev $(VENV)/.installed  ## a daemon against requests made from its own description: make fuzz-http CASES=20000
+	$(BIN)/python tests/schema_trial.py --cases $(CASES)
 
 AARCH64 := aarch64-linux-gnu-gcc -std=c11 -Wall -Wextra -Wconversion -Wcast-qual -Werror -O2 -fPIC -D_GNU_SOURCE \
 	-D_FILE_OFFSET_BITS=64 -Iengine_c/include -Iengine_c/src -Iengine_c/cpu -Ibuild/engine_c -c -o /dev/null

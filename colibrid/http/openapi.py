@@ -24,6 +24,7 @@ _STATUSES = {
     "413": "The body is larger than server.max_body_bytes",
     "415": "The body is not plain JSON",
     "500": "The engine or the server failed",
+    "504": "The answer took longer than timeout_s",
     "503": "Overloaded, loading or draining: try again after Retry-After",
 }
 _BODY_STATUSES = frozenset({"400", "408", "413", "415", "500", "503"})
@@ -104,6 +105,8 @@ def _operation(route: Route) -> dict[str, Any]:
 
 def _statuses(route: Route) -> list[str]:
     found = _BODY_STATUSES if route.body is not None else frozenset()
+    if route.body is not None and "timeout_s" in route.body.__struct_fields__:
+        found |= {"504"}
     if route.needs_key:
         found |= {"401"}
     if route.body is not None or "{id}" in route.path:

@@ -32,7 +32,8 @@ def in_words(schema: Mapping[str, Any]) -> str:
         return ", ".join(f"`{as_json(value)}`" for value in schema["enum"] if value is not None)
     kind = str(schema.get("type", "any"))
     if kind == "array":
-        kind = f"list of {in_words(schema['items'])}"
+        items = in_words(schema["items"])
+        kind = f"list of ({items})" if "anyOf" in schema["items"] else f"list of {items}"
     elif kind == "object" and isinstance(schema.get("additionalProperties"), dict):
         kind = f"object of {in_words(schema['additionalProperties'])}"
     limits = [words.format(schema[key]) for key, words in _LIMITS if key in schema]

@@ -13,9 +13,11 @@ from msgspec import Meta
 from colibrid.http.limits import (
     MAX_BIAS,
     MAX_EXPERTS_PER_TOKEN,
+    MAX_INPUTS,
     MAX_LISTED_TOKENS,
     MAX_LOGPROBS,
     MAX_MESSAGES,
+    MAX_PROMPTS,
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_STOPS,
@@ -32,6 +34,20 @@ Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+_ONE: dict[str, Any] = {  # a text, or its token ids
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
+    ]
+}
+_TEXT = Meta(extra_json_schema=_ONE)  # checked by params.prompt_entries, which can tell what is wrong
+
+
+def _texts(most: int) -> Meta:
+    many = {"type": "array", "items": _ONE, "minItems": 1, "maxItems": most}
+    return Meta(extra_json_schema={"anyOf": [*_ONE["anyOf"], many]})
 
 
 def _doc(text: str) -> Meta:
@@ -119,8 +135,9 @@ class CompletionBody(SamplingBody, frozen=True, kw_only=True):
 
     prompt: Annotated[
         Any,
+        _texts(MAX_PROMPTS),
         _doc("a string, token ids, or a list of strings and lists of token ids: one choice each; never empty"),
-    ] = None
+    ]
     max_tokens: Annotated[TokenCount | None, _doc("default 16, or what the context leaves; 0: only the prompt")] = None
     suffix: Annotated[
         str | None,
@@ -157,7 +174,7 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
 class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     """POST /generate, the short form."""
 
-    prompt: Annotated[Any, _doc("a string or token ids")] = None
+    prompt: Annotated[Any, _TEXT, _doc("a string or token ids")]
     max_new_tokens: Annotated[TokenCount | None, _doc("default 16, or what the context leaves")] = None
     temperature: Annotated[Temperature | None, _doc("as in /v1/completions")] = None
     top_p: Annotated[TopP | None, _doc("as in /v1/completions")] = None
@@ -196,8 +213,10 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
 
     model: Annotated[str | None, _doc("may be left out; another model than the served one is 404")] = None
     input: Annotated[
-        Any, _doc("a string, token ids, or a list of strings and lists of token ids: one embedding each; never empty")
-    ] = None
+        Any,
+        _texts(MAX_INPUTS),
+        _doc("a string, token ids, or a list of strings and lists of token ids: one embedding each; never empty"),
+    ]
     encoding_format: Annotated[
         Literal["float", "base64"] | None, _doc("default float; base64: of little-endian float32")
     ] = None

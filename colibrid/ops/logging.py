@@ -114,6 +114,9 @@ class _StandardHandler(logging.Handler):
             )
 
 
+_SEPARATORS = "\u0085\u2028\u2029"  # ends of lines to some readers, and nothing special to JSON
+
+
 def _render_json(_logger: object, _method: str, event: MutableMapping[str, Any]) -> bytes:
     fields = {"time": _timestamp(), "level": event.pop("level", "info"), "event": _plain(event.pop("event", ""))}
     head = dict(fields)
@@ -153,9 +156,12 @@ def _visible(value: object) -> str:
 
 def _encode(fields: Mapping[str, object]) -> bytes:
     try:
-        return msgspec.json.encode(fields)
+        line = msgspec.json.encode(fields)
     except (TypeError, ValueError):  # lone surrogates, integers over 64 bits
-        return msgspec.json.encode({key: _visible(value) for key, value in fields.items()})
+        line = msgspec.json.encode({key: _visible(value) for key, value in fields.items()})
+    for separator in _SEPARATORS:
+        line = line.replace(separator.encode(), b"\\u%04x" % ord(separator))
+    return line
 
 
 def _timestamp() -> str:
