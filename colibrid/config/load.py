@@ -268,7 +268,7 @@ def _cross_errors(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iter
     """What no single value can show."""
     paths = ("batch.prefill_chunk", "batch.prefill_tokens")
     chunk, tokens = (values.get(path, keys()[path].default) for path in paths)
-    if chunk > tokens:
+    if "auto" not in (chunk, tokens) and chunk > tokens:
         at = next((origins[path] for path in paths if origins[path] != BUILT_IN), BUILT_IN)
         yield f"{at}: batch.prefill_chunk ({chunk}) must not exceed batch.prefill_tokens ({tokens}); lower the first"
 

@@ -59,8 +59,8 @@ class BatchSettings(_Section, frozen=True, kw_only=True):
     slots: Annotated[int, Meta(ge=1, le=64)] = 32
     window_ms: Annotated[float, Meta(ge=0, le=1000)] = 0.0
     window_requests: Annotated[int, Meta(ge=1, le=64)] = 8
-    prefill_chunk: Annotated[int, Meta(ge=1, le=4096)] = 64
-    prefill_tokens: Annotated[int, Meta(ge=1, le=65536)] = 512
+    prefill_chunk: Literal["auto"] | Annotated[int, Meta(ge=1, le=4096)] = "auto"  # auto: 64 on the CPU, 512 on CUDA
+    prefill_tokens: Literal["auto"] | Annotated[int, Meta(ge=1, le=65536)] = "auto"  # auto: 512, 1024 on CUDA
 
 
 # One number for all MoE layers, or one for each layer (0: a dense one).

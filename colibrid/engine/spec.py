@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from colibrid.config.settings import ExpertsSettings, HugePages, Settings, TierSettings
+from colibrid.config.settings import BatchSettings, ExpertsSettings, HugePages, Settings, TierSettings
 from colibrid.config.sizes import parse_bytes
 from colibrid.engine.channel import ChannelShape
 from colibrid.engine.host_cpus import HostCpus, host_cpus
@@ -21,6 +21,8 @@ _KIB = 1 << 10
 _MIB = 1 << 20
 _MIN_PAGE = 4 * _KIB
 _MAX_PAGE = 1 << 30
+# Tokens of a chunk and of a prefill step. A step of a GPU reads nearly all weights however few tokens it has.
+_AUTO_PREFILL = {"cpu": (64, 512), "cuda": (512, 1024)}
 _TILE = 16  # tokens; runs of the cache pool are whole tiles
 
 
@@ -73,15 +75,12 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
             f"model.dtype is {settings.model.dtype}, but the pack {manifest.name} is {manifest.precision}; leave it "
             f"out, or make another pack with convert --dtype {settings.model.dtype}"
         )
-    if batch.prefill_tokens < batch.prefill_chunk:
-        raise ConfigError(
-            f"batch.prefill_tokens is {batch.prefill_tokens}, below batch.prefill_chunk {batch.prefill_chunk}; raise it"
-        )
     _check_experts(settings.experts, manifest)
     tiers = settings.memory.tiers
     if settings.memory.kv_tokens is not None and tiers.kv.bytes != "auto":
         raise ConfigError("memory.kv_tokens and memory.tiers.kv.bytes both size the KV cache; leave one of them out")
     device: Literal["cpu", "cuda"] = "cuda" if settings.engine.device == "cuda" else "cpu"
+    prefill_chunk, prefill_tokens = _prefill(settings.batch, device)
     cpus = cpus or host_cpus()
     threads = cpus.auto_threads if settings.engine.threads == "auto" else settings.engine.threads
     return EngineSpec(
@@ -89,8 +88,8 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
         device=device,
         slots=batch.slots,
         max_seq_len=max_seq_len,
-        prefill_chunk=batch.prefill_chunk,
-        prefill_tokens=batch.prefill_tokens,
+        prefill_chunk=prefill_chunk,
+        prefill_tokens=prefill_tokens,
         kv_precision=_kv_precision(settings, device),
         max_tokens_per_expert=settings.experts.max_tokens_per_expert or 0,
         weights=settings.model.weights,
@@ -138,6 +137,20 @@ def _check_layers(name: str, values: list[int], most: list[int]) -> None:
         if not min(limit, 1) <= value <= limit:
             allowed = f"1 to {limit}" if limit else "0: it has no experts"
             raise ConfigError(f"{name} is {value} in layer {layer}; allowed there: {allowed}")
+
+
+def _prefill(batch: BatchSettings, device: Literal["cpu", "cuda"]) -> tuple[int, int]:
+    """Tokens of a chunk and of a step. An automatic one gives way to the other."""
+    chunk, tokens = _AUTO_PREFILL[device]
+    if batch.prefill_chunk != "auto":
+        chunk = batch.prefill_chunk
+        tokens = max(tokens, chunk)
+    if batch.prefill_tokens != "auto":
+        tokens = batch.prefill_tokens
+        chunk = chunk if batch.prefill_chunk != "auto" else min(chunk, tokens)
+    if tokens < chunk:
+        raise ConfigError(f"batch.prefill_tokens is {tokens}, below batch.prefill_chunk {chunk}; raise it")
+    return chunk, tokens
 
 
 def _kv_precision(settings: Settings, device: str) -> Literal["fp32", "fp16"]:

@@ -39,6 +39,24 @@ def test_defaults_follow_the_model(bundled_pack: Pack) -> None:
     assert (shape.slots, shape.max_seq_len) == (32, spec.max_seq_len)
 
 
+@pytest.mark.parametrize(
+    ("device", "batch", "expected"),
+    [
+        ("cpu", BatchSettings(), (64, 512)),
+        ("cuda", BatchSettings(), (512, 1024)),
+        ("cuda", BatchSettings(prefill_tokens=128), (128, 128)),
+        ("cpu", BatchSettings(prefill_chunk=1024), (1024, 1024)),
+        ("cuda", BatchSettings(prefill_chunk=32, prefill_tokens=96), (32, 96)),
+    ],
+)
+def test_prefill_follows_the_device(
+    device: Literal["cpu", "cuda"], batch: BatchSettings, expected: tuple[int, int], bundled_pack: Pack
+) -> None:
+    """Chunks and steps are longer on a GPU; one that is given is taken, and an automatic one gives way to it."""
+    spec = make_spec(Settings(engine=EngineSettings(device=device), batch=batch), "folder", bundled_pack.manifest)
+    assert (spec.prefill_chunk, spec.prefill_tokens) == expected
+
+
 def test_sizes_are_read_as_people_write_them(bundled_pack: Pack) -> None:
     """Tiers take texts with units and plain numbers."""
     tiers = TiersSettings(kv=TierSettings(bytes="1MiB", page_size=8192, huge_pages="off"))
