@@ -1,0 +1,37 @@
+"""bench/serve_bench.py: a run with a tiny shape, and its table."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import serve_bench
+from served import Served, ServedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_run_of_the_tiny_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each number of clients gives a row with all times, the daemon's processor time, and a line of the table."""
+    arguments = ["--device", "cpu", "--shape", "tiny", "--seconds", "0.5", "--clients", "1", "3"]
+    assert serve_bench.main([*arguments, "--json", str(tmp_path / "rows.json")]) == 0
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["clients"] for row in rows] == [1, 3]
+    for row in rows:
+        report = row["report"]
+        assert report["ok"] > 0
+        assert report["failed"] == report["refused"] == 0
+        assert report["tokens_per_request"] == serve_bench.MAX_TOKENS
+        assert report["first_token_ms"]["p50"] > 0
+        assert row["device_bytes"] == 0
+    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()[2:]] == [
+        ["tiny", "1", "colibrid"], ["tiny", "3", "colibrid"],
+    ]  # fmt: skip
+
+
+def test_a_daemon_that_does_not_start_is_told() -> None:
+    """Its own words are in the error."""
+    with pytest.raises(ServedError, match="no such folder"):
+        Served(["/no/such/model"])
