@@ -9,6 +9,7 @@ import msgspec
 
 from colibrid.http.answer import answer
 from colibrid.http.body import parse, read_json
+from colibrid.http.constraint import asked_grammar, constrained
 from colibrid.http.context import current
 from colibrid.http.envelope import Envelope
 from colibrid.http.logprobs import chat_logprobs, prompt_logprobs
@@ -32,7 +33,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body, current(request).ignored = parse(raw, ChatBody, CHAT_REFUSED, strict=state.settings.server.strict)
     check_model(body.model, state)
     answer_id = f"chatcmpl-{secrets.token_hex(12)}"
-    job = chat_job(body, state, answer_id, await chat_prompt(body, state))
+    grammar = asked_grammar(body)
+    job = await constrained(chat_job(body, state, answer_id, await chat_prompt(body, state)), grammar, state)
     return await answer(request, state, job, ChatWriter(body, state, answer_id), stream=bool(body.stream))
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from colibrid.http.answer import answer
 from colibrid.http.body import parse, read_json
+from colibrid.http.constraint import asked_grammar, constrained
 from colibrid.http.context import current
 from colibrid.http.envelope import Envelope
 from colibrid.http.logprobs import LegacyLogprobs, prompt_logprobs, text_and_offsets
@@ -29,7 +30,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     raw = await read_json(request, state.settings.server.max_body_bytes, "prompt")
     body, current(request).ignored = parse(raw, CompletionBody, COMPLETION_REFUSED, strict=state.settings.server.strict)
     answer_id = f"cmpl-{secrets.token_hex(12)}"
-    job = await completion_job(body, state, answer_id)
+    grammar = asked_grammar(body)
+    job = await constrained(await completion_job(body, state, answer_id), grammar, state)
     return await answer(request, state, job, CompletionWriter(body, state, answer_id), stream=bool(body.stream))
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from colibrid.http.state import AppState
     from colibrid.http.types import ChatBody, CompletionBody, Experts, SamplingBody
+    from colibrid.text.structured_masks import Masker
 
 _Number = TypeVar("_Number", int, float)
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -43,6 +44,7 @@ class Job:
     requests: tuple[GenerateRequest, ...]
     output: OutputOptions
     timeout_s: float | None = None  # for the whole answer, from the head of the request on
+    maskers: tuple[Masker, ...] = ()  # of each request, where a grammar says what the answer may be
 
 
 def check_model(name: str | None, state: AppState) -> None:

@@ -10,7 +10,7 @@ from colibrid.errors import EngineFaultError
 from colibrid.text.output import OutputText
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from colibrid.batch.interfaces import Generation
     from colibrid.batch.request import ExpertUsage, FinishReason, TokenRecord
@@ -48,6 +48,9 @@ class Choice:
         self.outcome: Outcome | None = None
         self._generation = generation
         self._text = OutputText(tokenizer, job.output)
+        self._masker = job.maskers[index] if job.maskers else None
+        if self._masker is not None:
+            generation.submit_mask(0, self._masker.first)
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -71,10 +74,18 @@ class Choice:
                 self.outcome = self._outcome()
                 yield delta
                 return
+            await self._allow(records)
             yield delta
         rest = Delta(self._text.finish())
         self.outcome = self._outcome()
         yield rest
+
+    async def _allow(self, records: Sequence[TokenRecord]) -> None:
+        """The mask of the next position, before anything waits for the client."""
+        request, tokens = self._generation.request, [record.token for record in records]
+        ended = self._text.tokens == request.max_tokens or not set(tokens).isdisjoint(request.stop_token_ids)
+        if self._masker is not None and not ended:
+            self._generation.submit_mask(self._text.tokens, await self._masker.after(tokens))
 
     def _take(self, records: Iterable[TokenRecord]) -> Delta:
         delta = Delta("")

@@ -84,6 +84,7 @@ async def start_server(state: AppState, listening: socket.socket, stack: AsyncEx
     runner = web.AppRunner(
         create_app(state), handle_signals=False, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
     )
+    stack.push_async_callback(state.structured.close)
     stack.push_async_callback(runner.cleanup)
     await runner.setup()
     server = runner.server

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from colibrid.http.auth import KeyRing
 from colibrid.text.model_text import ModelText
+from colibrid.text.structured_masks import StructuredOutput
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +34,12 @@ class AppState:
     scribe: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="scribe"))
     # Reads large bodies. One thread again, and not the scribe's: a bad body must not wait for somebody's answer.
     reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="reader"))
+
+    structured: StructuredOutput = field(init=False)
+
+    def __post_init__(self) -> None:
+        made = StructuredOutput(self.text.vocabulary, self.scheduler.info.mask_bytes)
+        object.__setattr__(self, "structured", made)  # the one field that the others say all of
 
     @property
     def aliases(self) -> tuple[str, ...]:

@@ -71,6 +71,32 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`response_format.json_schema`."""
+
+    name: Annotated[str | None, _doc("accepted, not used")] = None
+    description: Annotated[str | None, _doc("accepted, not used")] = None
+    schema: Annotated[dict[str, Any] | bool | None, _doc("what the answer must be; absent: any JSON")] = None
+    strict: Annotated[bool | None, _doc("answers always follow the schema")] = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Annotated[JsonSchema | None, _doc("with type json_schema")] = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`structured_outputs`: exactly one of these."""
+
+    json: Annotated[dict[str, Any] | bool | str | None, _doc("a JSON Schema, or its text")] = None
+    regex: Annotated[str | None, _doc("matches the whole answer; no look-around")] = None
+    choice: Annotated[list[str] | None, _doc("one of these texts")] = None
+    grammar: Annotated[str | None, _doc("in Lark's form; the rule start is the answer")] = None
+    json_object: Annotated[bool | None, _doc("any JSON object")] = None
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `messages`; fields that are not listed are reported as ignored."""
 
@@ -125,6 +151,12 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: Annotated[
         Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None,
         _doc("504, or an error event, when the answer takes longer; counted from the head of the request"),
+    ] = None
+    response_format: Annotated[
+        ResponseFormat | None, _doc("text, json_object, or json_schema: what the answer must be")
+    ] = None
+    structured_outputs: Annotated[
+        StructuredOutputs | None, _doc("vLLM's: json, regex, choice, grammar or json_object; not with response_format")
     ] = None
     user: Annotated[str | None, _doc("accepted, not used")] = None
     experts: Annotated[Experts | None, _doc("per_token 1..k of the model, threshold; reported in usage.experts")] = None
@@ -240,11 +272,10 @@ class Refused(msgspec.Struct, frozen=True):
     instead: str = "leave it out"
 
 
-_STRUCTURED = Refused(instead="leave it out and ask for the format in the prompt")
+_STRUCTURED = Refused(instead="use structured_outputs")
 _COMMON_REFUSED: dict[str, Refused] = {
     "n": Refused((1,), "send the request several times"),
     "best_of": Refused((0, 1), "send the request several times"),
-    "structured_outputs": _STRUCTURED,
     "guided_json": _STRUCTURED,
     "guided_regex": _STRUCTURED,
     "guided_choice": _STRUCTURED,
@@ -252,16 +283,13 @@ _COMMON_REFUSED: dict[str, Refused] = {
     "use_beam_search": Refused((False,)),
     "priority": Refused((0,)),
 }
-COMPLETION_REFUSED: dict[str, Refused] = _COMMON_REFUSED | {
-    "response_format": Refused(({"type": "text"},), _STRUCTURED.instead),
-}
+COMPLETION_REFUSED: dict[str, Refused] = _COMMON_REFUSED
 CHAT_REFUSED: dict[str, Refused] = _COMMON_REFUSED | {
     "tools": Refused(([],), "describe the tools in a system message"),
     "tool_choice": Refused(("none",)),
     "parallel_tool_calls": Refused(),
     "functions": Refused(([],), "describe them in a system message"),
     "function_call": Refused(("none",)),
-    "response_format": Refused(({"type": "text"},), _STRUCTURED.instead),
     "chat_template": Refused((), "the model's own template is used"),
     "chat_template_kwargs": Refused(({},)),
     "documents": Refused(([],), "put them into a message"),

@@ -9,6 +9,7 @@ import msgspec
 
 from colibrid.errors import ModelError
 from colibrid.text.guard import SpecialGuard
+from colibrid.text.structured_masks import Vocabulary
 from colibrid.text.template import ChatTemplate, load_tokenizer_config
 from colibrid.text.tokenizer import IdsOnly, Tokenizer
 
@@ -35,6 +36,7 @@ class ModelText:
     template: ChatTemplate | None  # none: the model has no chat template
     sampling: SamplingDefaults
     eos_token_ids: tuple[int, ...]
+    vocabulary: Vocabulary | None = None  # for structured output; none: the tokenizer cannot be used for it
 
     @classmethod
     def load(
@@ -54,7 +56,15 @@ class ModelText:
             template=ChatTemplate.load(load_tokenizer_config(tokenizer_config), chat_template),
             sampling=_load_defaults(generation_config),
             eos_token_ids=eos_token_ids,
+            vocabulary=None if tokenizer is None else _load_vocabulary(loaded, eos_token_ids),
         )
+
+
+def _load_vocabulary(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
+    try:
+        return Vocabulary(tokenizer, eos_token_ids)
+    except ValueError:
+        return None  # all else can be served
 
 
 def _load_defaults(path: Path | None) -> SamplingDefaults:

@@ -105,6 +105,7 @@ class Tokenizer:
         self._pending_chars = 0
         self.vocab_size = max(self._fast.get_vocab_size(with_added_tokens=True), 1)
         self.special_ids = frozenset(token.id for token in self._specials)
+        self.added_ids = {token.content: token.id for token in described.added_tokens}
         self.special_strings = tuple(token.content for token in self._specials)
         self.mark = random_mark()
         self._whole_specials = longest_of(self.special_strings)
@@ -148,6 +149,13 @@ class Tokenizer:
         raise RequestError(
             "The messages hold text that this model reads as a control token; remove it.", param="messages"
         )
+
+    def source_all_special(self) -> str:
+        """tokenizer.json, but with every added token marked as special."""
+        described = msgspec.json.decode(self._source)
+        for token in described["added_tokens"]:
+            token["special"] = True
+        return msgspec.json.encode(described).decode()
 
     def _count_specials(self, ids: list[int]) -> int:
         return sum(token in self.special_ids for token in ids) if self.special_ids else 0
