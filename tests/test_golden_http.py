@@ -7,28 +7,18 @@ import http.client
 import json
 import os
 import signal
-import socket
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
-import msgspec
 import openai
 import pytest
 from daemon_process import DaemonProcess, wait_for
-
-from colibrid.batch.service import make_service
-from colibrid.config.settings import Settings
-from colibrid.http.server import start_server
-from colibrid.http.state import AppState, load_text
+from live_server import serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import Iterator
 
-    from colibrid.batch.scheduler import Scheduler
     from colibrid.engine.library import Library
-    from colibrid.engine.supervisor import Supervisor
     from colibrid.model.pack import Pack
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "hummingbird-13m.golden.json").read_text())["cases"]
@@ -36,39 +26,6 @@ TOLERANCE = 2e-2
 CLEAR_GAP = 0.05
 ASK = [{"role": "user", "content": "What is the capital of Norway?"}]
 OSLO = "The capital of Norway is Oslo."
-
-
-class Live:
-    """The application in this process, its engine in another."""
-
-    def __init__(self, url: str, supervisor: Supervisor, scheduler: Scheduler, session: aiohttp.ClientSession) -> None:
-        self.url = url
-        self.supervisor = supervisor
-        self.scheduler = scheduler
-        self.session = session
-
-    async def post(self, path: str, body: dict[str, Any]) -> Any:
-        async with self.session.post(self.url + path, json=body) as response:
-            answer = await response.json()
-            assert response.status == 200, answer
-            return answer
-
-
-@asynccontextmanager
-async def serving(library: Library, pack: Pack, **sections: Any) -> AsyncIterator[Live]:
-    settings = msgspec.convert(sections, Settings)
-    async with AsyncExitStack() as stack:
-        supervisor, scheduler = make_service(library, settings, str(pack.path), pack.manifest)
-        stack.push_async_callback(supervisor.stop)
-        stack.callback(scheduler.stop)
-        supervisor.start()
-        await supervisor.wait_ready()
-        listening = socket.create_server(("127.0.0.1", 0))
-        stack.callback(listening.close)
-        text = load_text(pack.path, pack.manifest)
-        await start_server(AppState(settings=settings, scheduler=scheduler, text=text), listening, stack)
-        session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Live(f"http://127.0.0.1:{listening.getsockname()[1]}", supervisor, scheduler, session)
 
 
 def close(got: float, expected: float) -> bool:

@@ -57,7 +57,7 @@ def _of_format(asked: ResponseFormat) -> Grammar | None:
 
 
 def _of_outputs(asked: StructuredOutputs) -> Grammar:
-    given = [name for name in _FORMS if getattr(asked, name) not in (None, False)]
+    given = [name for name in _FORMS if getattr(asked, name) is not None]
     if len(given) != 1:
         raise RequestError(
             f"structured_outputs takes exactly one of {', '.join(_FORMS)}, not {len(given)}; correct it.",

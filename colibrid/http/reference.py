@@ -16,7 +16,7 @@ import msgspec
 
 from colibrid.http.routes import ROUTES
 from colibrid.http.schema_text import as_json, in_words
-from colibrid.http.types import Experts, Message, StreamOptions
+from colibrid.http.types import Experts, JsonSchema, Message, ResponseFormat, StreamOptions, StructuredOutputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +28,9 @@ OBJECTS: Mapping[str, type[msgspec.Struct]] = {  # of bodies, by the name that t
     "messages": Message,
     "stream_options": StreamOptions,
     "experts": Experts,
+    "response_format": ResponseFormat,
+    "response_format.json_schema": JsonSchema,
+    "structured_outputs": StructuredOutputs,
 }
 _INTRODUCTION = """\
 # API reference

@@ -94,7 +94,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     regex: Annotated[str | None, _doc("matches the whole answer; no look-around")] = None
     choice: Annotated[list[str] | None, _doc("one of these texts")] = None
     grammar: Annotated[str | None, _doc("in Lark's form; the rule start is the answer")] = None
-    json_object: Annotated[bool | None, _doc("any JSON object")] = None
+    json_object: Annotated[Literal[True] | None, _doc("any JSON object")] = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,7 +44,7 @@ def make_check() -> Callable[[str], str]:
     limits = parser_limits()
 
     def check(grammar: str) -> str:
-        matcher = llguidance.LLMatcher(tokenizer, _TOKEN_BY_ID.sub('"."', grammar), log_level=0, limits=limits)
+        matcher = llguidance.LLMatcher(tokenizer, _TOKEN_BY_ID.sub("/./", grammar), log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()
         return str(matcher.get_error())

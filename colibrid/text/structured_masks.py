@@ -134,7 +134,8 @@ class StructuredOutput:
         found = self._cache.get(text)
         if found is None or found.cancelled():
             found = self._remember(text, asyncio.ensure_future(self._compile(text)))
-        self._cache.move_to_end(text)
+        else:
+            self._cache.move_to_end(text)
         compiled = await asyncio.shield(found)
         if compiled.error:
             raise RequestError(
@@ -145,7 +146,9 @@ class StructuredOutput:
     def _remember(self, text: str, work: asyncio.Future[_Compiled]) -> asyncio.Future[_Compiled]:
         self._cache[text] = work
         work.add_done_callback(lambda done: self._forget_failure(text, done))
-        while len(self._cache) > CACHED_GRAMMARS or sum(map(len, self._cache)) > CACHED_CHARS:
+        while len(self._cache) > CACHED_GRAMMARS or (
+            len(self._cache) > 1 and sum(map(len, self._cache)) > CACHED_CHARS
+        ):
             self._cache.popitem(last=False)
         return work
 

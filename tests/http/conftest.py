@@ -69,8 +69,14 @@ class FakeGeneration:
         self.result: GenerateResult | None = None
         self.cancelled = False
         self.ended = False
+        self.masks: list[bytes] = []
         self._service = service
         self._sent = 0
+
+    def submit_mask(self, position: int, mask: bytes) -> None:
+        assert position == len(self.masks), "positions are masked in order, each once"
+        assert len(mask) == self._service.info.mask_bytes
+        self.masks.append(mask)
 
     def cancel(self) -> None:
         if not self.ended:
@@ -168,6 +174,7 @@ class FakeService:
         self.draining = False
         self.seen: list[GenerateRequest] = []
         self.live: set[FakeGeneration] = set()
+        self.generations: list[FakeGeneration] = []
         self.info = EngineInfo(
             model_id="hummingbird-13m",
             family="Qwen2MoeForCausalLM",
@@ -191,6 +198,7 @@ class FakeService:
         self.seen.extend(requests)
         made = tuple(FakeGeneration(request, self) for request in requests)
         self.live.update(made)
+        self.generations.extend(made)
         return made
 
     @property

@@ -1,0 +1,102 @@
+"""Structured output with the real engine: whatever ends with `stop` is what was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from live_server import Live, serving
+from schemas import schemas
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from colibrid.engine.library import Library
+    from colibrid.model.pack import Pack
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+ASK = [{"role": "user", "content": "Tell me about Oslo."}]
+
+
+@pytest.fixture
+async def live(library: Library, bundled_pack: Pack) -> AsyncIterator[Live]:
+    async with serving(library, bundled_pack) as live:
+        yield live
+
+
+def as_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+
+
+@pytest.mark.slow
+async def test_answers_follow_their_schemas(live: Live) -> None:
+    """200 schemas, greedy and sampled, all at once: what stops validates, and nearly all stop."""
+    asked = [(schema, temperature) for schema in schemas(200) for temperature in (0, 1)]
+
+    async def answer(schema: dict[str, Any], temperature: float) -> str:
+        request = {"messages": ASK, "max_tokens": 256, "temperature": temperature, "seed": 1}
+        choice = (await live.post(CHAT, request | {"response_format": as_format(schema)}))["choices"][0]
+        if choice["finish_reason"] == "stop":
+            Draft202012Validator(schema).validate(json.loads(choice["message"]["content"]))
+        return str(choice["finish_reason"])
+
+    limit = asyncio.Semaphore(64)
+
+    async def limited(schema: dict[str, Any], temperature: float) -> str:
+        async with limit:
+            return await answer(schema, temperature)
+
+    reasons = await asyncio.gather(*(limited(*one) for one in asked))
+    assert set(reasons) <= {"stop", "length"}
+    assert reasons.count("stop") >= 0.95 * len(asked)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+async def test_forms(live: Live, temperature: float) -> None:
+    """A regex, choices, a grammar and any object, in completions and chats, whole and streamed."""
+    for fields, pattern in [
+        ({"regex": "[a-c]{2,4}/[0-9]"}, "[a-c]{2,4}/[0-9]"),
+        ({"choice": ["Oslo", "<|im_end|>"]}, r"Oslo|<\|im_end\|>"),
+        ({"grammar": 'start: "a" b{2}\nb: "x" | "y"\n'}, "a[xy]{2}"),
+    ]:
+        request = {"max_tokens": 50, "temperature": temperature, "structured_outputs": fields}
+        choice = (await live.post(COMPLETIONS, request | {"prompt": "Say:"}))["choices"][0]
+        assert re.fullmatch(pattern, choice["text"])
+        assert choice["finish_reason"] == "stop"
+        choice = (await live.post(CHAT, request | {"messages": ASK}))["choices"][0]
+        assert re.fullmatch(pattern, choice["message"]["content"])
+
+
+async def test_length_cuts_an_answer(live: Live) -> None:
+    """An answer that is not complete at max_tokens ends with length, one that is complete then with stop."""
+    request = {"messages": ASK, "temperature": 0, "structured_outputs": {"choice": ["one two three four five"]}}
+    whole = await live.post(CHAT, request | {"max_tokens": 50})
+    tokens = whole["usage"]["completion_tokens"]
+    for most, reason in [(tokens, "stop"), (tokens - 1, "length"), (1, "length")]:
+        answer = await live.post(CHAT, request | {"max_tokens": most})
+        assert answer["choices"][0]["finish_reason"] == reason
+        assert answer["usage"]["completion_tokens"] == most
+        assert whole["choices"][0]["message"]["content"].startswith(answer["choices"][0]["message"]["content"])
+
+
+async def test_neighbours_do_not_notice(live: Live) -> None:
+    """A plain request has the same text alone and among constrained ones; these have theirs, too."""
+    plain = {"messages": ASK, "max_tokens": 40, "temperature": 1, "seed": 5}
+    masked = plain | {"response_format": as_format(schemas(1, seed=9)[0])}
+    alone = [await live.post(CHAT, plain), await live.post(CHAT, masked)]
+    together = await asyncio.gather(*(live.post(CHAT, request) for request in [plain, masked] * 8))
+    for index, answer in enumerate(together):
+        assert answer["choices"] == alone[index % 2]["choices"]
+
+
+async def test_grammar_without_a_legal_token(live: Live) -> None:
+    """Biases that leave nothing of what the grammar allows fail that request by name."""
+    request = {"prompt": "Hi", "max_tokens": 5, "structured_outputs": {"choice": ["yes"]}, "min_tokens": 5}
+    async with live.session.post(live.url + COMPLETIONS, json=request) as response:
+        assert response.status == 400
+        assert "token" in (await response.json())["error"]["message"]
