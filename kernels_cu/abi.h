@@ -25,7 +25,7 @@
 
 #include <stdint.h>
 
-#define CLB_KERNELS_ABI 2u
+#define CLB_KERNELS_ABI 3u
 
 #ifdef __CUDACC__
 #define CLB_DEVICE_PTR(type) type*
@@ -97,6 +97,7 @@ typedef struct clb_device_slot {
   uint64_t written;     /* * records written since open; the next one's place is written & record_mask */
   uint64_t assignments; /* * (token, expert) pairs computed, prompt and output */
   uint64_t trimmed;     /* * left out by k or threshold */
+  uint64_t dropped;     /* * left out by max_tokens_per_expert */
   uint32_t
       prefix_tokens; /* positions below this lie in the prefix run, at their own index; others at p - prefix_tokens */
   uint32_t prefix_capacity; /* tokens between heads of the prefix run */
@@ -123,7 +124,7 @@ typedef struct clb_device_slot {
   uint32_t needs_counts; /* 1: a penalty is on, its row of token counts is in use */
   uint32_t prompt_top_logprobs;
 } clb_device_slot;
-CLB_SIZE_ASSERT(clb_device_slot, 160);
+CLB_SIZE_ASSERT(clb_device_slot, 168);
 
 /* What the host learns of a row of a step, in mapped host memory. */
 enum {
@@ -138,6 +139,7 @@ typedef struct clb_device_event {
   uint64_t record;
   uint64_t assignments; /* the slot's sums so far */
   uint64_t trimmed;
+  uint64_t dropped;
   uint32_t slot;
   uint32_t position; /* output position */
   int32_t token;
@@ -145,14 +147,14 @@ typedef struct clb_device_event {
   int32_t status;
   uint32_t kind; /* clb_device_event_kind */
 } clb_device_event;
-CLB_SIZE_ASSERT(clb_device_event, 56);
+CLB_SIZE_ASSERT(clb_device_event, 64);
 
 /* The mailbox: | sequence u64, 56 bytes of nothing | events[CLB_MAILBOX_STEPS][CLB_FEW_ROWS] |. Step s (counted from 0
    on the device) writes its rows to events[s % STEPS] and then sequence = s + 1 with release to the whole system. The
    host has at most STEPS - 1 steps in flight. */
 #define CLB_MAILBOX_STEPS 4u
 #define CLB_MAILBOX_EVENTS 64u /* byte offset of events */
-#define CLB_MAILBOX_BYTES 14400u
+#define CLB_MAILBOX_BYTES 16448u
 CLB_SIZE_ASSERT(clb_device_event[CLB_MAILBOX_STEPS * CLB_FEW_ROWS], CLB_MAILBOX_BYTES - CLB_MAILBOX_EVENTS);
 
 /* The matrices of one expert, mma weights: gate (w, d), up (w, d), down (d, w). One table a layer in device memory;
@@ -289,6 +291,30 @@ typedef struct clb_bucket_args {
   uint32_t k_max;
 } clb_bucket_args;
 CLB_SIZE_ASSERT(clb_bucket_args, 64);
+
+/* clb_capacity: with max_tokens_per_expert only, after the router: an expert with more assignments keeps those of
+   largest weight, of equal ones the earlier token's (engine_c/src/routing.h). For at most CLB_FEW_ROWS rows with
+   offsets NULL: the expert looks for its assignments in `indices`. For any number after clb_bucket, whose lists are
+   then made again from what is left: indices, and block_counts, less what was dropped. Slots and expert_counts are
+   corrected. Grid E blocks of CLB_CAPACITY_THREADS. */
+#define CLB_CAPACITY_THREADS 256u
+typedef struct clb_capacity_args {
+  CLB_DEVICE_PTR(uint32_t) indices;           /* (T, K): NONE where dropped */
+  CLB_DEVICE_PTR(float) weights;              /* (T, K): 0 where dropped */
+  CLB_DEVICE_PTR(const clb_row) rows;         /* (T); or NULL with slots and expert_counts NULL */
+  CLB_DEVICE_PTR(const uint32_t) token_count; /* (1) */
+  CLB_DEVICE_PTR(const uint32_t) offsets;     /* (E + 1) of clb_bucket, or NULL */
+  CLB_DEVICE_PTR(const uint32_t) places;      /* (assignments) of clb_bucket */
+  CLB_DEVICE_PTR(uint32_t) block_counts;      /* (B, E) of the router; with offsets */
+  CLB_DEVICE_PTR(clb_device_slot) slots;      /* (N): assignments and dropped; or NULL */
+  CLB_DEVICE_PTR(uint32_t) expert_counts;     /* as the router's; or NULL */
+  uint64_t counts_stride;                     /* as the router's */
+  uint32_t experts;
+  uint32_t k_max;
+  uint32_t max_tokens; /* of one expert, at least 1 */
+  uint32_t reserved;
+} clb_capacity_args;
+CLB_SIZE_ASSERT(clb_capacity_args, 96);
 
 /* ------------------------------------------------------------------- experts */
 
@@ -492,6 +518,29 @@ typedef struct clb_prompt_logprobs_args {
   int32_t not_finite;
 } clb_prompt_logprobs_args;
 CLB_SIZE_ASSERT(clb_prompt_logprobs_args, 40);
+
+/* clb_pool: behind a prefill step, for slots that pool: the hidden states after the final norm of rows [first, first +
+   count) of one slot are added to its sum in rising order. fresh: the sum begins here. With `output`, of the channel,
+   the sum is also written there; its length is not 1 yet. Grid (d / CLB_MATMUL_THREADS rounded up, most items). */
+typedef struct clb_pool_item {
+  uint64_t output; /* device address of (d) floats; 0: the prompt goes on */
+  uint32_t slot;
+  uint32_t first;
+  uint32_t count;
+  uint32_t fresh;
+} clb_pool_item;
+CLB_SIZE_ASSERT(clb_pool_item, 24);
+
+typedef struct clb_pool_args {
+  CLB_DEVICE_PTR(const clb_pool_item) items; /* (grid.y) */
+  CLB_DEVICE_PTR(const float) residual;      /* (T, d) */
+  CLB_DEVICE_PTR(const float) sumsq;         /* (T, d / 16) */
+  CLB_DEVICE_PTR(const float) norm;          /* (d): the final norm */
+  CLB_DEVICE_PTR(float) sums;                /* (N, d) */
+  uint32_t hidden;
+  float epsilon;
+} clb_pool_args;
+CLB_SIZE_ASSERT(clb_pool_args, 48);
 
 /* -------------------------------------------------------------------- weights */
 

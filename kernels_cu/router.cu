@@ -21,7 +21,7 @@
  *            4.3 TB/s; 2 x 8 redux and 8 x 4 compares a token, 32 warps a block, one block a multiprocessor:
  *            issue-bound near 4 us. Target: 12 us for both (goal of the routing: 20 us).
  *            Measured (H200, 2026-11-29): 8.2 us router, 8.6 us bucket, 17.0 us both; 32 tokens: 4.0 and 2.8 us.
- * Not here   capacity (max_tokens_per_expert): drops are decided over the whole batch, on the host twin only.
+ * Not here   capacity (max_tokens_per_expert): capacity.cu.
  */
 #include "../engine_c/src/exact_math.h"
 #include "abi.h"

@@ -395,6 +395,7 @@ extern "C" __global__ void __launch_bounds__(CLB_BLOCK_THREADS) clb_sample(const
   event.record = s.slot.written;
   event.assignments = s.slot.assignments;
   event.trimmed = s.slot.trimmed;
+  event.dropped = s.slot.dropped;
   event.slot = row.slot;
   event.position = s.slot.generated;
   event.status = status;

@@ -108,8 +108,21 @@ def exact_exp(x: Any) -> Any:
         return np.where(x < F(-87), F(0), p * power)
 
 
-def sum_in_order(values: Any) -> Any:
-    return np.add.accumulate(values, dtype=F)[-1]
+def tree_sum(values: Any, count: int) -> Any:
+    """By halves, as the lanes of a warp add: value i and value i + count / 2 first."""
+    lanes = np.concatenate([values, np.zeros(count - len(values), F)])
+    while len(lanes) > 1:
+        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+    return lanes[0]
+
+
+def sum_of_all(values: Any) -> Any:
+    """32 lanes with the same number of experts each, a power of two, added in order of index; then the lanes."""
+    each = 1
+    while each * 32 < len(values):
+        each *= 2
+    parts = [np.add.accumulate(part, dtype=F)[-1] for part in np.split(values, range(each, len(values), each))]
+    return tree_sum(np.array(parts, F), 32)
 
 
 def select_token(case: Case, token: int) -> tuple[Any, Any]:
@@ -125,9 +138,9 @@ def select_token(case: Case, token: int) -> tuple[Any, Any]:
     passes[0] = True
     kept = len(passes) if passes.all() else int(np.argmin(passes))
     if case.renormalise:
-        total = sum_in_order(scores[:kept])
+        total = tree_sum(scores[:kept], 16)
     else:
-        total = F(1) if case.sigmoid else sum_in_order(exact_exp(below_best))
+        total = F(1) if case.sigmoid else sum_of_all(exact_exp(below_best))
     return order[:kept].astype(np.uint32), scores[:kept] / total * F(case.scale)
 
 

@@ -25,6 +25,7 @@ int32_t clb_cuda_find_kernels(clb_engine* engine, uint32_t precision, clb_error*
       [CLB_CUDA_ROUTER_LOGITS] = {"clb_router_logits", sizeof(clb_router_logits_args), 0, 0},
       [CLB_CUDA_ROUTER] = {"clb_router_fp32", sizeof(clb_router_args), 0, 0},
       [CLB_CUDA_BUCKET] = {"clb_bucket", sizeof(clb_bucket_args), 0, 0},
+      [CLB_CUDA_CAPACITY] = {"clb_capacity", sizeof(clb_capacity_args), 0, 0},
       [CLB_CUDA_GATE_UP] = {"clb_expert_gate_up", sizeof(clb_expert_gate_up_args), 0, 1},
       [CLB_CUDA_DOWN] = {"clb_expert_down", sizeof(clb_expert_down_args), 0, 1},
       [CLB_CUDA_GATE_UP_8] = {"clb_expert_gate_up_8", sizeof(clb_expert_gate_up_args), 0, 1},
@@ -39,6 +40,7 @@ int32_t clb_cuda_find_kernels(clb_engine* engine, uint32_t precision, clb_error*
       [CLB_CUDA_SAMPLE] = {"clb_sample", sizeof(clb_sample_args), 0, 0},
       [CLB_CUDA_PUBLISH] = {"clb_publish", sizeof(clb_publish_args), 0, 0},
       [CLB_CUDA_PROMPT_LOGPROBS] = {"clb_prompt_logprobs", sizeof(clb_prompt_logprobs_args), 0, 0},
+      [CLB_CUDA_POOL] = {"clb_pool", sizeof(clb_pool_args), 0, 0},
       [CLB_CUDA_DUMMY] = {"clb_dummy", sizeof(clb_dummy_args), 0, 0},
   };
   static const char* const precisions[] = {"_fp32", "_fp16", "_bf16"};

@@ -26,6 +26,7 @@ enum {
   CLB_CUDA_ROUTER_LOGITS,
   CLB_CUDA_ROUTER,
   CLB_CUDA_BUCKET,
+  CLB_CUDA_CAPACITY,
   CLB_CUDA_GATE_UP,
   CLB_CUDA_DOWN,
   CLB_CUDA_GATE_UP_8,
@@ -40,6 +41,7 @@ enum {
   CLB_CUDA_SAMPLE,
   CLB_CUDA_PUBLISH,
   CLB_CUDA_PROMPT_LOGPROBS,
+  CLB_CUDA_POOL,
   CLB_CUDA_DUMMY,
   CLB_CUDA_KERNELS
 }; /* clb_cuda_kernel */
@@ -102,6 +104,8 @@ int32_t clb_cuda_launch_decode(clb_engine* engine, uint32_t rows);
 int32_t clb_cuda_launch_prefill(clb_engine* engine, uint32_t rows);
 /* Log-probabilities of the wanted rows' next tokens, for the prompt items on the device. */
 int32_t clb_cuda_launch_prompt(clb_engine* engine);
+/* What the first `count` pool items on the device say, behind the step that computed their rows. */
+int32_t clb_cuda_launch_pool(clb_engine* engine, uint32_t count);
 
 /* --------------------------------------------------------- cuda_graph.c */
 

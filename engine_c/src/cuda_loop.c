@@ -203,16 +203,17 @@ static bool is_prompt_only(const clb_engine* engine, uint32_t slot) {
 
 static int32_t copy_usage(clb_engine* engine, uint32_t slot) {
   struct clb_cuda* const cuda = engine->cuda;
-  uint64_t* const usage = (uint64_t*)clb_cuda_host(cuda, cuda->at.host_usage) + 2u * (uint64_t)slot;
+  uint64_t* const usage = (uint64_t*)clb_cuda_host(cuda, cuda->at.host_usage) + CLB_CUDA_USAGE * (uint64_t)slot;
   const uint64_t from =
       cuda->at.slots + slot * sizeof(clb_device_slot) + (uint64_t)offsetof(clb_device_slot, assignments);
   return cuda->driver.copy_out(&cuda->driver, cuda->device.stream, usage, clb_cuda_at(cuda, from),
-                               2u * sizeof usage[0]);
+                               CLB_CUDA_USAGE * sizeof usage[0]);
 }
 
-static void add_usage(clb_engine* engine, uint32_t slot, uint64_t assignments, uint64_t trimmed) {
+/* The request's sums as the device has them. */
+static void add_usage(clb_engine* engine, uint32_t slot, uint64_t assignments, uint64_t trimmed, uint64_t dropped) {
   const clb_slot* const s = &engine->slots[slot];
-  clb_slot_add_usage(engine, slot, assignments - s->assignments, trimmed - s->trimmed, 0u);
+  clb_slot_add_usage(engine, slot, assignments - s->assignments, trimmed - s->trimmed, dropped - s->dropped);
 }
 
 /* The device is done: prompt records are written, and prompts that generate nothing have ended. */
@@ -236,7 +237,8 @@ static void finish_waited(clb_engine* engine, uint32_t count, uint32_t found, co
       clb_slot_fail(engine, slot, failed[slot]);
     }
     if (failed[slot] == CLB_OK && is_prompt_only(engine, slot)) {
-      add_usage(engine, slot, usage[2u * slot], usage[2u * slot + 1u]);
+      const uint64_t* const own = &usage[CLB_CUDA_USAGE * slot];
+      add_usage(engine, slot, own[0], own[1], own[2]);
       (void)clb_slot_finish_prompt(engine, slot);
     }
   }
@@ -264,6 +266,40 @@ int32_t clb_cuda_count_experts(clb_engine* engine) {
   return status != CLB_OK ? status : cuda->driver.stream_wait(&cuda->driver, cuda->device.stream);
 }
 
+/* Adds the rows of the step that was launched last to the sums of the slots that pool. */
+static int32_t launch_pool(clb_engine* engine, uint32_t count) {
+  struct clb_cuda* const cuda = engine->cuda;
+  const clb_channel_layout* const channel = &engine->channel.layout;
+  const uint64_t stage = (cuda->launched - 1u) % CLB_CUDA_STAGES;
+  clb_pool_item* const items = clb_cuda_host(cuda, cuda->at.host_pool + stage * cuda->at.stage_pool_bytes);
+  uint32_t found = 0;
+  uint32_t end = 0;
+  for (uint32_t first = 0; first < count; first = end) {
+    const clb_step_row* const row = &engine->buffers.rows[first];
+    const clb_slot* const s = &engine->slots[row->slot];
+    const bool whole = is_prompt_only(engine, row->slot);
+    const bool last = (s->request.flags & CLB_REQ_POOL_LAST) != 0u;
+    end = end_of_slot(engine, first, count);
+    if ((s->request.flags & CLB_REQ_POOL_MEAN) != 0u || (last && whole)) {
+      items[found] = (clb_pool_item){
+          .output = whole ? cuda->device.channel_device + channel->results + row->slot * channel->result_stride +
+                                channel->result_pooled
+                          : 0u,
+          .slot = row->slot,
+          .first = last ? end - 1u : first,
+          .count = last ? 1u : end - first,
+          .fresh = last || row->position == 0u ? 1u : 0u,
+      };
+      ++found;
+    }
+  }
+  if (found == 0u) {
+    return CLB_OK;
+  }
+  const int32_t status = put(cuda, cuda->at.pool_items, items, found * sizeof items[0]);
+  return status != CLB_OK ? status : clb_cuda_launch_pool(engine, found);
+}
+
 static int32_t launch_prefill(clb_engine* engine, uint32_t* worked) {
   struct clb_cuda* const cuda = engine->cuda;
   uint32_t* const item_rows = engine->buffers.identity; /* (R) */
@@ -273,6 +309,7 @@ static int32_t launch_prefill(clb_engine* engine, uint32_t* worked) {
   }
   *worked = 1;
   int32_t status = launch_rows(engine, count);
+  status = status != CLB_OK ? status : launch_pool(engine, count);
   if (status != CLB_OK) {
     return status;
   }
@@ -353,7 +390,7 @@ static int32_t forward_event(clb_engine* engine, const clb_cuda_flight* flight, 
   if (event->slot != slot || event->generation != flight->generations[i]) {
     return CLB_ERR_INTERNAL;
   }
-  add_usage(engine, slot, event->assignments, event->trimmed);
+  add_usage(engine, slot, event->assignments, event->trimmed, event->dropped);
   if (event->kind == CLB_DEVICE_FAILED) {
     clb_slot_fail(engine, slot, event->status);
     return CLB_OK;

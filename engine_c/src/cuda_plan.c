@@ -99,11 +99,6 @@ int32_t clb_cuda_model_check(const clb_engine_config* config, clb_error* error) 
                     "head_dim is %u; the CUDA kernels take 32, 64 and 128; use device: cpu for this model",
                     model->head_dim);
   }
-  if (config->max_tokens_per_expert != 0u) {
-    return clb_fail(error, CLB_ERR_UNSUPPORTED,
-                    "experts.max_tokens_per_expert is %u; CUDA has no such limit yet; leave it out",
-                    config->max_tokens_per_expert);
-  }
   const int32_t status = check_layers(model, error);
   return status != CLB_OK ? status : check_sections(model, error);
 }
@@ -142,6 +137,8 @@ static void plan_state(const clb_engine_config* config, clb_cuda_layout* at, uin
   at->events = take(end, CLB_FEW_ROWS * sizeof(clb_device_event));
   at->prompt_items = take(end, CLB_FEW_ROWS * sizeof(clb_prompt_logprob_item));
   at->prompt_status = take(end, CLB_FEW_ROWS * sizeof(int32_t));
+  at->pool_items = take(end, slots * sizeof(clb_pool_item));
+  at->pool_sums = take(end, slots * model->hidden * sizeof(float));
 }
 
 static void plan_attention(const clb_model_desc* model, clb_cuda_layout* at, uint64_t* end) {
@@ -214,7 +211,9 @@ static void plan_pinned(const clb_engine_config* config, const clb_cuda_extents*
   at->host_items = take(&end, rows * sizeof(clb_prompt_logprob_item));
   at->host_groups = take(&end, groups * at->stage_list_bytes);
   at->host_status = take(&end, rows * sizeof(int32_t));
-  at->host_usage = take(&end, slots * 2u * sizeof(uint64_t));
+  at->host_usage = take(&end, slots * CLB_CUDA_USAGE * sizeof(uint64_t));
+  at->stage_pool_bytes = clb_align_up(slots * sizeof(clb_pool_item), ALIGNMENT);
+  at->host_pool = take(&end, CLB_CUDA_STAGES * at->stage_pool_bytes);
   at->slot_memory = take(&end, extents->slot_memory_bytes);
   at->load = take(&end, pieces > at->table_bytes + inv_freq ? pieces : at->table_bytes + inv_freq);
   at->pinned_bytes = clb_align_up(end, 4096u);

@@ -19,6 +19,7 @@
 #define CLB_CUDA_PREFILL_BUCKETS 12u /* rows 64, 128, 256, ... and prefill_tokens */
 #define CLB_CUDA_STAGES CLB_MAILBOX_STEPS
 #define CLB_CUDA_LOAD_BUFFERS 2u
+#define CLB_CUDA_USAGE 3u /* assignments, trimmed and dropped, as they lie in clb_device_slot */
 /* Nodes of a step's graph at most, and what the driver keeps of each on the device: 2.4 KB were measured on an H200. */
 #define CLB_CUDA_LAYER_NODES 16u
 #define CLB_CUDA_STEP_NODES 8u
@@ -55,6 +56,8 @@ typedef struct clb_cuda_layout {
   uint64_t events;        /* clb_device_event (64) */
   uint64_t prompt_items;  /* clb_prompt_logprob_item (64) */
   uint64_t prompt_status; /* int32_t (64) */
+  uint64_t pool_items;    /* clb_pool_item (N) */
+  uint64_t pool_sums;     /* float (N, d) */
   uint64_t residual;
   uint64_t input[2]; /* attention's, the FFN's */
   uint64_t sumsq[2];
@@ -93,13 +96,15 @@ typedef struct clb_cuda_layout {
   uint64_t host_items;  /* clb_prompt_logprob_item (R) */
   uint64_t host_groups; /* clb_cuda_rows without rows (R / 64), each stage_list_bytes: wanted rows of prompt items */
   uint64_t host_status; /* int32_t (R) */
-  uint64_t host_usage;  /* uint64_t (N, 2): assignments and trimmed of prompts that generate nothing */
+  uint64_t host_usage;  /* uint64_t (N, 3): assignments, trimmed, dropped of prompts that generate nothing */
+  uint64_t host_pool;   /* clb_pool_item (CLB_CUDA_STAGES, N), each stage_pool_bytes */
   uint64_t slot_memory; /* clb_place_slots */
   uint64_t load;        /* CLB_CUDA_LOAD_BUFFERS pieces; expert tables and inv_freq while loading */
   uint64_t pinned_bytes;
 
   uint64_t stage_list_bytes;
   uint64_t stage_rows_bytes;
+  uint64_t stage_pool_bytes;
   uint64_t step_bytes;     /* of the arena: all but weights, tables, swap slots and KV */
   uint64_t dispatch_bytes; /* part of it: activations and partial results of experts */
   uint64_t graph_bytes;    /* beside the arena */

@@ -110,9 +110,6 @@ int32_t clb_cuda_slot_opened(clb_engine* engine, uint32_t slot) {
   struct clb_cuda* const cuda = engine->cuda;
   clb_device_slot* const staged = (clb_device_slot*)clb_cuda_host(cuda, cuda->at.host_slots) + slot;
   int32_t status = copy_prefix(engine, slot);
-  if ((engine->slots[slot].request.flags & CLB_REQ_POOL) != 0u) {
-    return CLB_ERR_UNSUPPORTED; /* there is no pooling kernel yet */
-  }
   fill_slot(engine, slot, staged);
   if (status == CLB_OK) {
     status = put_some(cuda, cuda->at.slots + slot * sizeof *staged, staged, sizeof *staged);

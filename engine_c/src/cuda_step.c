@@ -4,6 +4,7 @@
  * Every launch but the first follows its predecessor with a programmatic edge. Nothing here depends on what a step
  * holds, only on how many rows its bucket has, so that a captured step serves every step of its bucket.
  */
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "cuda_internal.h"
@@ -249,6 +250,33 @@ static void route(builder* b, uint32_t layer, bool many) {
          many ? CLB_ROUTER_THREADS : 32u, 0u);
 }
 
+/* Whether an expert can have more tokens of this step than it may. */
+static bool is_limited(const builder* b) {
+  const uint32_t most = b->engine->config.max_tokens_per_expert;
+  return most != 0u && most < b->rows;
+}
+
+/* Drops assignments beyond max_tokens_per_expert. many: after the bucket kernel. */
+static void limit(builder* b, uint32_t layer, bool many) {
+  const clb_cuda_layout* const p = &b->cuda->at;
+  const clb_layer_desc* const desc = &b->engine->model.layer_table[layer];
+  const uint64_t counts_row = b->engine->config.channel.max_experts;
+  const clb_capacity_args args = {.indices = at(b, p->indices),
+                                  .weights = at(b, p->expert_weights),
+                                  .rows = rows_at(b),
+                                  .token_count = b->row_count,
+                                  .offsets = many ? at(b, p->bucket_offsets) : 0u,
+                                  .places = many ? at(b, p->bucket_places) : 0u,
+                                  .block_counts = many ? at(b, p->block_counts) : 0u,
+                                  .slots = at(b, p->slots),
+                                  .expert_counts = at(b, p->expert_counts) + layer * counts_row * sizeof(uint32_t),
+                                  .counts_stride = b->engine->model.layers * counts_row,
+                                  .experts = desc->experts,
+                                  .k_max = b->engine->sizes.k_max,
+                                  .max_tokens = b->engine->config.max_tokens_per_expert};
+  launch(b, CLB_CUDA_CAPACITY, &args, (uint32_t[3]){desc->experts, 1u, 1u}, CLB_CAPACITY_THREADS, 0u);
+}
+
 /* The shared expert's row of a layer's table; 0: the layer has none. */
 static uint64_t shared_row(const builder* b, const clb_layer_desc* desc, uint32_t layer) {
   return desc->shared_width == 0u ? 0u : b->cuda->layer_tables[layer] + desc->experts * sizeof(clb_expert_weights);
@@ -350,8 +378,12 @@ static void routed_many(builder* b, uint32_t layer, const clb_layer_desc* desc) 
                                .hidden = model->hidden,
                                .width = desc->expert_width,
                                .epsilon = model->rms_norm_eps};
-  launch(b, CLB_CUDA_BUCKET, &bucket, (uint32_t[3]){divide_up(b->rows, CLB_ROUTER_BLOCK_TOKENS), 1u, 1u},
-         CLB_ROUTER_THREADS, 0u);
+  const uint32_t blocks[3] = {divide_up(b->rows, CLB_ROUTER_BLOCK_TOKENS), 1u, 1u};
+  launch(b, CLB_CUDA_BUCKET, &bucket, blocks, CLB_ROUTER_THREADS, 0u);
+  if (is_limited(b)) {
+    limit(b, layer, true);
+    launch(b, CLB_CUDA_BUCKET, &bucket, blocks, CLB_ROUTER_THREADS, 0u);
+  }
   expert_pair(b, &args, b->rows * k_max);
 }
 
@@ -401,6 +433,9 @@ static void layers(builder* b, bool many) {
     project_out(b, layer, many);
     if (b->engine->model.layer_table[layer].experts != 0u) {
       route(b, layer, many);
+    }
+    if (b->engine->model.layer_table[layer].experts != 0u && !many && is_limited(b)) {
+      limit(b, layer, false);
     }
     if (many) {
       experts_many(b, layer);
@@ -487,5 +522,20 @@ int32_t clb_cuda_launch_prompt(clb_engine* engine) {
                                          .not_finite = CLB_ERR_NOT_FINITE};
   head(&b, wanted(&b), wanted_count(&b), CLB_FEW_ROWS, 0u);
   launch(&b, CLB_CUDA_PROMPT_LOGPROBS, &args, (uint32_t[3]){CLB_FEW_ROWS, 1u, 1u}, SAMPLE_THREADS, 0u);
+  return b.status;
+}
+
+int32_t clb_cuda_launch_pool(clb_engine* engine, uint32_t count) {
+  const uint32_t hidden = engine->model.hidden;
+  builder b = begin(engine, count, 0u);
+  const clb_pool_args args = {.items = at(&b, b.cuda->at.pool_items),
+                              .residual = at(&b, b.cuda->at.residual),
+                              .sumsq = at(&b, b.cuda->at.sumsq[0]),
+                              .norm = global(&b, CLB_ROLE_FINAL_NORM),
+                              .sums = at(&b, b.cuda->at.pool_sums),
+                              .hidden = hidden,
+                              .epsilon = engine->model.rms_norm_eps};
+  launch(&b, CLB_CUDA_POOL, &args, (uint32_t[3]){divide_up(hidden, CLB_MATMUL_THREADS), count, 1u}, CLB_MATMUL_THREADS,
+         0u);
   return b.status;
 }

@@ -26,6 +26,7 @@ static void check_args(const clb_routing_args* args) {
 
 /* ----------------------------------------------------------------- select */
 
+#define LANES 32u   /* of a warp of the router kernel */
 #define COLUMNS 16u /* in four vectors of four */
 _Static_assert(COLUMNS >= CLB_MAX_EXPERTS_PER_TOKEN, "the k-th largest column exists");
 
@@ -119,20 +120,38 @@ static void raw_scores(const clb_layer_desc* layer, const float* logits, const u
   }
 }
 
-/* sum of clb_exact_exp(logit - largest) in index order. */
-static float sum_of_exponentials(const float* logits, uint32_t experts, float largest) {
-  float sum = 0.0f;
-  uint32_t e = 0;
-  for (; e + 4u <= experts; e += 4u) {
-    const clb_float4 four = clb_float4_exp(clb_float4_load(logits + e) - largest);
-    for (uint32_t l = 0; l < 4u; ++l) {
-      sum += four[l];
+/* The sum of values[0 .. count), count a power of two, by halves: value i and value i + count / 2 first. As the lanes
+   of a warp do it, so that the device's weights are these to the bit. Overwrites the values. */
+static float tree_sum(float* values, uint32_t count) {
+  for (uint32_t half = count / 2u; half > 0u; half /= 2u) {
+    for (uint32_t i = 0; i < half; ++i) {
+      values[i] += values[i + half];
     }
   }
-  for (; e < experts; ++e) {
-    sum += clb_exact_exp(logits[e] - largest);
+  return values[0];
+}
+
+/* sum of clb_exact_exp(logit - largest): each of 32 lanes has the same number of experts, a power of two, and adds them
+   in index order; then the lanes as a tree. */
+static float sum_of_exponentials(const float* logits, uint32_t experts, float largest) {
+  float values[CLB_MAX_EXPERTS];
+  float lanes[LANES];
+  uint32_t each = 1;
+  uint32_t e = 0;
+  for (; e + 4u <= experts; e += 4u) {
+    clb_float4_store(clb_float4_exp(clb_float4_load(logits + e) - largest), values + e);
   }
-  return sum;
+  for (; e < experts; ++e) {
+    values[e] = clb_exact_exp(logits[e] - largest);
+  }
+  (void)memset(lanes, 0, sizeof lanes);
+  while (each * LANES < experts) {
+    each *= 2u;
+  }
+  for (e = 0; e < experts; ++e) {
+    lanes[e / each] += values[e];
+  }
+  return tree_sum(lanes, LANES);
 }
 
 /* What the kept scores are divided by. */
@@ -140,9 +159,10 @@ static float divisor(const clb_layer_desc* layer, const float* logits, float lar
                      uint32_t kept) {
   float sum = 0.0f;
   if (layer->renormalise != 0u) {
-    for (uint32_t rank = 0; rank < kept; ++rank) {
-      sum += scores[rank];
-    }
+    float ranks[CLB_MAX_EXPERTS_PER_TOKEN];
+    (void)memset(ranks, 0, sizeof ranks);
+    (void)memcpy(ranks, scores, kept * sizeof ranks[0]);
+    sum = tree_sum(ranks, CLB_MAX_EXPERTS_PER_TOKEN);
   } else if (layer->score == CLB_SCORE_SOFTMAX) {
     sum = sum_of_exponentials(logits, layer->experts, largest);
   } else {

@@ -4,12 +4,12 @@
  * select, per token (a token's result depends on no other token):
  *   1. k = policy.k, or the layer's own for 0. The k largest logits, largest first, ties to the lowest expert index.
  *      The logits decide, not the rounded scores: both score functions are monotone.
- *   2. scores: softmax over all experts, exp(l - max) / sum, sum in index order; or sigmoid (exact_math.h).
+ *   2. scores: softmax over all experts, exp(l - max) / sum; or sigmoid (exact_math.h).
  *   3. threshold t > 0: an expert stays iff its score >= t * the largest score; for softmax the division by the sum is
  *      left out: exp(l - max) >= t, so that host and device agree to the bit. Rank 0 always stays.
- *   4. renormalise: divide by the sum of the kept scores, in rank order.  5. times routed_scale.
- *   So k and threshold mean what the checkpoint does with a smaller num_experts_per_tok.
- * bucket, per step:
+ *   4. renormalise: divide by the sum of the kept scores.  5. times routed_scale.
+ *   Both sums are trees in the order of the router kernel, so that weights are equal to the bit, and what is dropped
+ * too. So k and threshold mean what the checkpoint does with a smaller num_experts_per_tok. bucket, per step:
  *   counts[e], offsets[e + 1], and for each expert its tokens in ascending order; place = token * k_max + rank.
  *   max_tokens_per_expert > 0: an expert keeps its assignments of largest weight, ties: the later token goes. The
  *   weights of what stays are not changed.

@@ -7,7 +7,7 @@
 #include "fake_cuda.h"
 #include "test.h"
 
-#define KERNELS 22u
+#define KERNELS 24u
 
 static fake_kernel kernels[KERNELS];
 static clb_device_kernel table[KERNELS];
@@ -52,6 +52,40 @@ static void run_router(const void* args) {
       ((clb_device_slot*)fake_pointer(a.slots))[rows[i].slot].assignments += 2u;
       ++counts[1];
       ++counts[3];
+    }
+  }
+}
+
+/* Every row loses expert 3. */
+static void run_capacity(const void* args) {
+  clb_capacity_args a;
+  (void)memcpy(&a, args, sizeof a);
+  const clb_row* const rows = fake_pointer(a.rows);
+  for (uint32_t i = 0; i < *(const uint32_t*)fake_pointer(a.token_count); ++i) {
+    if (rows[i].slot != CLB_NONE) {
+      clb_device_slot* const slot = (clb_device_slot*)fake_pointer(a.slots) + rows[i].slot;
+      --((uint32_t*)fake_pointer(a.expert_counts) + rows[i].slot * a.counts_stride)[3];
+      --slot->assignments;
+      ++slot->dropped;
+    }
+  }
+}
+
+/* The first sum counts rows, the second launches; the third is the last first row. */
+static void run_pool(const void* args) {
+  clb_pool_args a;
+  (void)memcpy(&a, args, sizeof a);
+  const clb_pool_item* const items = fake_pointer(a.items);
+  for (uint32_t i = 0; i < fake_cuda.last_config.grid_y; ++i) {
+    float* const sums = (float*)fake_pointer(a.sums) + items[i].slot * a.hidden;
+    if (items[i].fresh != 0u) {
+      (void)memset(sums, 0, a.hidden * sizeof sums[0]);
+    }
+    sums[0] += (float)items[i].count;
+    sums[1] += 1.0f;
+    sums[2] = (float)items[i].first;
+    if (items[i].output != 0u) {
+      (void)memcpy(fake_pointer(items[i].output), sums, a.hidden * sizeof sums[0]);
     }
   }
 }
@@ -103,6 +137,7 @@ static void sample_row(const clb_sample_args* a, const clb_row* row, clb_device_
   event->position = slot->generated++;
   event->token = token;
   event->assignments = slot->assignments;
+  event->dropped = slot->dropped;
   event->flags = finish_flags(a, row, slot, token);
   slot->position++;
   slot->token = token;
@@ -169,7 +204,9 @@ static void make_kernels(void) {
   add_kernel(15, "clb_sample", sizeof(clb_sample_args), run_sample);
   add_kernel(16, "clb_publish", sizeof(clb_publish_args), run_publish);
   add_kernel(17, "clb_prompt_logprobs", sizeof(clb_prompt_logprobs_args), run_prompt);
-  add_kernel(21, "clb_dummy", sizeof(clb_dummy_args), run_nothing);
+  add_kernel(21, "clb_capacity", sizeof(clb_capacity_args), run_capacity);
+  add_kernel(22, "clb_pool", sizeof(clb_pool_args), run_pool);
+  add_kernel(23, "clb_dummy", sizeof(clb_dummy_args), run_nothing);
   add_kernel(18, "clb_linear_8_bf16", sizeof(clb_matmul_args), run_nothing);
   add_kernel(19, "clb_expert_gate_up_8_bf16", sizeof(clb_expert_gate_up_args), run_nothing);
   add_kernel(20, "clb_expert_down_8_bf16", sizeof(clb_expert_down_args), run_nothing);

@@ -3,8 +3,8 @@
  *
  * The stand-in model: token t at position p is followed by rig_next(t, p); with a mask, by the lowest allowed id. Only
  * the kernels that the host's loop depends on do anything: embed takes rows from the slot list, sample writes records
- * and events and moves slots on, router counts experts 1 and 3, publish fills the mailbox, prompt_logprobs writes
- * prompt records, dummy its values.
+ * and events and moves slots on, router counts experts 1 and 3, of which capacity drops the latter, pool counts rows
+ * and launches, publish fills the mailbox, prompt_logprobs writes prompt records, dummy its values.
  *
  * The model: layer 0 MoE with a gated shared expert, layer 1 dense; hidden 32, 2 heads over 1 kv head of 32,
  * vocabulary 97, 4 experts of width 16 of which a token uses 2.

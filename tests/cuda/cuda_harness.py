@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kernel_abi
 from cuda_mirrors import BucketArgs, Driver, HostRouting, Launch, RouterArgs, SeamConfig
 
 from colibrid.engine import abi, device_cuda
@@ -139,7 +140,7 @@ class Fake:
         pinned = Mapping(pinned_bytes)
         self._kept.append(pinned)
         return abi.DeviceDesc(
-            abi_version=abi.ABI_VERSION, struct_bytes=ctypes.sizeof(abi.DeviceDesc), kernels_abi=2,
+            abi_version=abi.ABI_VERSION, struct_bytes=ctypes.sizeof(abi.DeviceDesc), kernels_abi=kernel_abi.constant("CLB_KERNELS_ABI"),
             kernel_count=len(KERNELS), kernels=self._table, entries=ctypes.addressof(self._entries),
             stream=self.stream, pinned=pinned.address, pinned_bytes=pinned.bytes, pinned_device=pinned.address,
             arena=self.arena(arena_bytes), arena_bytes=arena_bytes, channel_device=channel.address,
@@ -299,9 +300,10 @@ def make_driver(library: ctypes.CDLL, backend: Fake | Gpu) -> Driver:
 
 
 def route_on_host(
-    library: ctypes.CDLL, logits: Any, policies: Any, *, k: int, k_max: int, score: int, renormalise: int, scale: float
-) -> dict[str, Any]:
-    """The host twin over (tokens, experts) float32 logits and (tokens, 2) policies as uint32 bits."""
+    library: ctypes.CDLL, logits: Any, policies: Any, *, k: int, k_max: int, score: int, renormalise: int,
+    scale: float, limit: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """The host twin over (tokens, experts) float32 logits and (tokens, 2) policies as uint32 bits. limit: 0 = none."""
     import numpy as np
 
     tokens, experts = logits.shape
@@ -322,7 +324,8 @@ def route_on_host(
     }
     arguments = HostRouting(
         logits=logits.ctypes.data, layer=ctypes.addressof(layer), policies=policies.ctypes.data,
-        logits_stride=experts, tokens=tokens, k_max=k_max, **{name: array.ctypes.data for name, array in out.items()},
+        logits_stride=experts, tokens=tokens, k_max=k_max, max_tokens_per_expert=limit,
+        **{name: array.ctypes.data for name, array in out.items()},
     )  # fmt: skip
     library.clb_routing_run(ctypes.byref(arguments))
     return out

@@ -16,6 +16,7 @@ from colibrid.engine import abi
 
 NONE, PROMPT = 0xFFFFFFFF, 0x80000000
 MAX_BIAS, MAX_STOPS = 1024, 64
+EVENT = kernel_abi.struct("clb_device_event")
 RING = 4
 LOGPROBS, MASKED = 1, 4
 STOP, LENGTH = 1, 2
@@ -145,7 +146,7 @@ class Case:
         candidates["bias"] = np.where(np.isfinite(self.logits).all(), grouped.max(2), np.nan)
         self.slots_at, self.events = (
             machine.put(np.frombuffer(bytes(self.states), np.uint8)),
-            machine.poisoned((slots + 1, 56), np.uint8),
+            machine.poisoned((slots + 1, ctypes.sizeof(EVENT)), np.uint8),
         )
         self.counts_at = machine.put(self.counts)
         self.args = {
@@ -285,12 +286,12 @@ def test_publish_announces_each_step_in_its_own_place(machine: harness.Machine) 
     )
     machine.run("clb_publish", args, grid=(1,), block=64)
     raw, events = machine.get(mailbox), machine.get(case.events)
-    place = kernel_abi.constant("CLB_MAILBOX_EVENTS") + 5 % 4 * 64 * 56
+    place = kernel_abi.constant("CLB_MAILBOX_EVENTS") + 5 % 4 * 64 * ctypes.sizeof(EVENT)
     assert raw[:8].view(np.uint64)[0] == machine.get(step)[0] == 6
-    assert (raw[place : place + 112] == events[:2].reshape(-1)).all()
+    assert (raw[place : place + 2 * ctypes.sizeof(EVENT)] == events[:2].reshape(-1)).all()
     kinds = [kernel_abi.struct("clb_device_event").from_buffer_copy(events[i].tobytes()).kind for i in range(2)]
     assert kinds == [0, 1]
-    assert not raw[place + 112 :].any()
+    assert not raw[place + 2 * ctypes.sizeof(EVENT) :].any()
 
 
 def test_prompt_records_hold_log_probabilities(machine: harness.Machine) -> None:

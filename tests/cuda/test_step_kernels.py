@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import zlib
 
 import kernel_abi
@@ -127,7 +128,7 @@ def test_router_of_a_decode_step_keeps_the_slots_accounts(machine: harness.Machi
     }  # fmt: skip
     at = {
         "rows": harness.Output(machine.put(rows), rows.shape, np.dtype(np.uint32)),
-        "slots": harness.Output(put_struct(machine, states), (slots, 160), np.dtype(np.uint8)),
+        "slots": harness.Output(put_struct(machine, states), (slots, ctypes.sizeof(states[0])), np.dtype(np.uint8)),
         "counts": harness.Output(machine.put(counts), counts.shape, np.dtype(np.uint32)),
     }
     args = kernel_abi.struct("clb_router_args")(

@@ -1,0 +1,72 @@
+"""Limits on experts, on every backend: tokens of an expert, and experts of a token beyond the model's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from in_process import ask
+from random_cases import CUDA_CASES, prompts_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engine_backends import Backend
+
+CASE = CUDA_CASES[0]  # three layers, the second one dense; 2 of 4 experts a token
+PROMPTS = [prompts_of(CASE)[1][:length] for length in (6, 21)]
+NEW = 4
+OPTIONS = {"slots": 3, "max_seq_len": 64, "prefill_chunk": 16, "prefill_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def pack(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not to be changed."""
+    return backend.pack(CASE, tmp_path_factory.mktemp("capacity"))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.4])
+def test_assignments_are_computed_trimmed_or_dropped(backend: Backend, pack: Path, threshold: float) -> None:
+    """At most three tokens an expert and step: what is too much is dropped, and every assignment is accounted for."""
+    requests = [ask(prompt, NEW, policy=[(0, threshold), (0, 0.0), (0, threshold)]) for prompt in PROMPTS]
+    with backend.open(pack, max_tokens_per_expert=3, **OPTIONS) as engine:
+        answers = engine.run(requests)
+        stats = engine.stats()
+    dropped = 0
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        tokens = len(prompt) + NEW - 1
+        assert answer.usage is not None
+        dropped += answer.usage.dropped
+        assert answer.usage.assignments + answer.usage.trimmed + answer.usage.dropped == tokens * 2 * 2
+        assert (answer.usage.trimmed > 0) == (threshold > 0)
+        assert sum(answer.experts) == answer.usage.assignments
+    assert dropped > 0
+    assert stats.expert_dropped == dropped
+
+
+def test_a_limit_that_is_never_reached_changes_nothing(backend: Backend, pack: Path) -> None:
+    """With room for every token of a step the records are those without a limit, to the bit."""
+    requests = [ask(prompt, NEW, top=5) for prompt in PROMPTS]
+    with backend.open(pack, **OPTIONS) as engine:
+        free = engine.run(requests)
+    with backend.open(pack, max_tokens_per_expert=27, **OPTIONS) as engine:
+        limited = engine.run(requests)
+    assert [answer.records for answer in limited] == [answer.records for answer in free]
+    assert all(answer.usage is not None and answer.usage.dropped == 0 for answer in limited)
+
+
+def test_more_experts_than_the_models_own(backend: Backend, pack: Path) -> None:
+    """Where it is allowed, a request has more experts a token than the model's own, beside one that has fewer."""
+    requests = [ask(PROMPTS[1], NEW, top=20, policy=[(k, 0.0), (0, 0.0), (k, 0.0)]) for k in (0, 1, 3)]
+    with backend.open(pack, experts_most=4, **OPTIONS) as engine:
+        answers = engine.run(requests)
+        refused = engine.run([ask(PROMPTS[0], 1, policy=[(5, 0.0), (0, 0.0), (0, 0.0)])])
+    tokens = len(PROMPTS[1]) + NEW - 1
+    assert [answer.usage.assignments for answer in answers if answer.usage] == [tokens * 2 * k for k in (2, 1, 3)]
+    assert [answer.usage.trimmed for answer in answers if answer.usage] == [0, tokens * 2, 0]
+    assert refused[0].status == 1
+    with backend.open(pack, **OPTIONS) as engine:
+        (own,) = engine.run(requests[:1])
+        (above,) = engine.run(requests[2:])
+    assert answers[0].records == own.records
+    assert above.status == 1
