@@ -50,6 +50,13 @@ class OverloadedError(RequestError):
         self.retry_after_s = retry_after_s
 
 
+class TimedOutError(RequestError):
+    """The request's own timeout_s is over: 504."""
+
+    status = 504
+    type = "server_error"
+
+
 class EngineFaultError(RequestError):
     """The engine died or failed this request after it was accepted: 500."""
 

@@ -1,7 +1,8 @@
 """An engine without a model, for tests of the scheduler: it answers commands as the C engine would, step by step.
 
-Token number p of a request is (sum of its prompt + seed + p) % vocabulary, so that any mix-up of requests shows. With
-masks it is the lowest id that the mask of position p allows.
+Token number p of a choice is (sum of its prompt + seed + choice + p) % vocabulary, so that any mix-up of requests
+shows. With masks it is the lowest id that the mask of position p allows. Shared runs are checked against what they are
+used for; tenants are told apart by their seeds.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from colibrid.engine import abi
 from colibrid.engine.channel import Command, Event, SlotRecord, SlotRequest, SlotUsage
+from colibrid.engine.spec import run_tokens
 from colibrid.engine.state import MemoryPlan, Readiness
 
 if TYPE_CHECKING:
@@ -24,10 +28,23 @@ SLOTS = 4
 KV_TOKENS = 400
 RING = 8
 MASK_BYTES = 128
+TENANT_SEEDS = 1000  # seeds of one tenant
 
 
-def expected_tokens(prompt: Sequence[int], seed: int, count: int) -> list[int]:
-    return [(sum(prompt) + seed + position) % VOCAB for position in range(count)]
+def expected_tokens(prompt: Sequence[int], seed: int, count: int, choice: int = 0) -> list[int]:
+    return [(sum(prompt) + seed + choice + position) % VOCAB for position in range(count)]
+
+
+@dataclass
+class FakeRun:
+    """A shared run, and what it is made of."""
+
+    request: SlotRequest
+    capacity: int
+    ids: list[int]
+    tokens: int = 0  # that others may see; 0 until published
+    daemon: bool = False
+    users: int = 1
 
 
 @dataclass
@@ -35,8 +52,11 @@ class FakeSlot:
     request: SlotRequest | None = None
     generation: int = 0
     opened: bool = False
+    told: bool = False  # that it has to wait
+    own: int = 0  # KV tokens
     asked: int = 0
-    produced: int = 0
+    cached: int = 0
+    produced: list[int] = field(default_factory=list)
     tail: int = 0
     allowed: dict[int, int] = field(default_factory=dict)  # output position -> lowest id of its mask
 
@@ -46,6 +66,8 @@ class FakeChannel:
     """The daemon's end and the engine behind it."""
 
     slots: list[FakeSlot] = field(default_factory=lambda: [FakeSlot() for _ in range(SLOTS)])
+    order: list[int] = field(default_factory=list)  # slots that are not free, oldest first
+    runs: dict[int, FakeRun] = field(default_factory=dict)
     blocks: dict[int, SlotRequest] = field(default_factory=dict)
     masks: dict[tuple[int, int], bytes] = field(default_factory=dict)  # (slot, half) -> what was written last
     commands: list[Command] = field(default_factory=list)
@@ -53,6 +75,10 @@ class FakeChannel:
     events: list[Event] = field(default_factory=list)
     full: bool = False
     fail_status: int | None = None  # the next opening is answered by FAILED with this
+    output_is_prompt: bool = True
+    unusable: int = 0  # KV tokens in pieces too small for anything
+    computed: int = 0  # prompt tokens
+    forgotten: int = 0  # prefixes that were not there
 
     # ------------------------------------------------------------ as DaemonChannel
 
@@ -80,6 +106,8 @@ class FakeChannel:
         return SlotRecord(0, -0.5 * index, ((index, -0.5 * index), (index + 1, -9.0)))
 
     def prompt_reader(self, slot: int, count: int) -> Callable[[], list[SlotRecord]]:
+        request = self.slots[slot].request
+        assert request is None or request.flags & abi.RequestFlag.PROMPT_LOGPROBS
         first = SlotRecord(-1, float("nan"), ())
         return lambda: [first, *(SlotRecord(-1, -float(i), ((i, -1.0),)) for i in range(1, count))]
 
@@ -87,29 +115,38 @@ class FakeChannel:
         return b"\0\0\x80?"
 
     def usage(self, slot: int) -> SlotUsage:
-        return SlotUsage(10, 2, 1, 0, 0)
+        return SlotUsage(10, 2, 1, 0, self.slots[slot].cached)
 
     def advance(self, slot: int, old_tail: int, tail: int) -> bool:
         state = self.slots[slot]
-        assert old_tail == state.tail <= tail <= state.produced
+        assert old_tail == state.tail <= tail <= len(state.produced)
         state.tail = tail
-        return state.produced - old_tail >= RING
+        return len(state.produced) - old_tail >= RING
 
     # ------------------------------------------------------------ as the C engine
+
+    @property
+    def used(self) -> int:
+        """KV tokens that are taken."""
+        return sum(slot.own for slot in self.slots) + sum(run.capacity for run in self.runs.values())
 
     def step(self) -> None:
         """Apply commands, then one token for each slot that may have one."""
         for command in self.commands:
             self._apply(command)
         self.commands.clear()
-        for index, slot in enumerate(self.slots):
-            if slot.request is not None and not slot.opened:
-                slot.opened = True
-                self._event(abi.EventKind.OPENED, index)
-            if slot.request is not None and slot.asked == len(slot.request.prompt_ids):
+        for index in self.order:
+            if not self.slots[index].opened and not self._reserve(index, self.slots[index]):
+                break
+        for index in list(self.order):
+            slot = self.slots[index]
+            if slot.opened and slot.request is not None and slot.asked == len(slot.request.prompt_ids):
                 self._produce(index, slot)
 
     def _apply(self, command: Command) -> None:
+        if command.kind == abi.CommandKind.RELEASE_RUN:
+            self._release_run(command.start)
+            return
         slot = self.slots[command.slot]
         if command.kind == abi.CommandKind.OPEN:
             assert slot.request is None, "a slot is opened twice"
@@ -117,10 +154,11 @@ class FakeChannel:
             request = self.blocks.pop(command.slot)
             assert request.generation == command.generation
             self.slots[command.slot] = FakeSlot(request, command.generation)
+            self.order.append(command.slot)
             if self.fail_status is not None:
                 self._event(abi.EventKind.FAILED, command.slot, status=self.fail_status)
                 self.fail_status = None
-                self._release(command.slot)
+                self._release(command.slot, whole=False)
         elif slot.request is None or slot.generation != command.generation:
             return
         elif command.kind == abi.CommandKind.PREFILL:
@@ -130,33 +168,97 @@ class FakeChannel:
             slot.allowed[command.start] = (mask & -mask).bit_length() - 1
         else:
             self._event(abi.EventKind.CLOSED, command.slot)
-            self._release(command.slot)
+            self._release(command.slot, whole=True)
+
+    def _reserve(self, index: int, slot: FakeSlot) -> bool:
+        """Take memory. False, and it is told once, if there is not enough."""
+        request = slot.request
+        assert request is not None
+        prefix = self.runs.get(request.prefix_run)
+        cached = request.prefix_tokens
+        if cached and (prefix is None or prefix.tokens < cached):
+            self.forgotten += 1
+            cached, prefix = 0, None
+        total = len(request.prompt_ids) + request.max_tokens
+        need = run_tokens(total if request.publish_run else total - cached)
+        if need > KV_TOKENS - self.unusable - self.used:
+            if not slot.told:
+                slot.told = True
+                self._event(abi.EventKind.WAITING, index)
+            return False
+        if prefix is not None:
+            check_prefix(prefix, request, cached)
+            prefix.users += not request.publish_run  # else it is copied at once
+        else:
+            slot.request = request = msgspec.structs.replace(request, prefix_run=0)
+        if request.publish_run:
+            assert request.publish_run not in self.runs, "a run is published under an id that is taken"
+            assert 1 <= request.publish_run <= 2 * SLOTS
+            self.runs[request.publish_run] = FakeRun(request, need, list(request.prompt_ids))
+        slot.opened, slot.cached = True, cached
+        slot.own = 0 if request.publish_run else need
+        self.computed += len(request.prompt_ids) - cached
+        self._event(abi.EventKind.OPENED, index)
+        return True
 
     def _produce(self, index: int, slot: FakeSlot) -> None:
         request = slot.request
         assert request is not None
         if request.max_tokens == 0:
+            self._publish(request)
             self._event(abi.EventKind.FINISHED, index)
-            self._release(index)
+            self._release(index, whole=True)
             return
-        if slot.produced - slot.tail >= RING:
+        if len(slot.produced) - slot.tail >= RING:
             return
-        position = slot.produced
-        token = (sum(request.prompt_ids) + request.seed + position) % VOCAB
+        position = len(slot.produced)
+        token = (sum(request.prompt_ids) + request.seed + request.choice + position) % VOCAB
         if request.flags & abi.RequestFlag.MASKED:
             if position not in slot.allowed:
                 return
             token = slot.allowed.pop(position)
-        slot.produced += 1
-        flags = abi.Finish.LENGTH if slot.produced == request.max_tokens else 0
+        if position == 0:
+            self._publish(request)
+        slot.produced.append(token)
+        flags = abi.Finish.LENGTH if len(slot.produced) == request.max_tokens else 0
         if token in request.stop_ids:
             flags |= abi.Finish.STOP
         self._event(abi.EventKind.TOKEN, index, record=position, position=position, token=token, flags=flags)
         if flags:
-            self._release(index)
+            self._release(index, whole=True)
 
-    def _release(self, index: int) -> None:
-        self.slots[index].request = None
+    def _publish(self, request: SlotRequest) -> None:
+        if request.publish_run:
+            run = self.runs[request.publish_run]
+            run.tokens, run.daemon = len(run.ids), True
+            run.users += 1
+
+    def _release(self, index: int, *, whole: bool) -> None:
+        slot = self.slots[index]
+        request = slot.request
+        assert request is not None
+        if slot.opened and request.publish_run:
+            run = self.runs[request.publish_run]
+            if whole and run.tokens and self.output_is_prompt:
+                run.ids += slot.produced[:-1]
+                run.tokens = len(run.ids)
+            self._leave(request.publish_run)
+        elif slot.opened and request.prefix_run:
+            self._leave(request.prefix_run)
+        slot.request, slot.own = None, 0
+        self.order.remove(index)
+
+    def _release_run(self, run: int) -> None:
+        if run in self.runs and self.runs[run].daemon:
+            self.runs[run].daemon = False
+            self._leave(run)
+            for slot in self.slots:
+                slot.told = False
+
+    def _leave(self, run: int) -> None:
+        self.runs[run].users -= 1
+        if not self.runs[run].users:
+            del self.runs[run]
 
     def _event(
         self,
@@ -171,6 +273,15 @@ class FakeChannel:
     ) -> None:
         generation = self.slots[slot].generation
         self.events.append(Event(kind, slot, generation, record, position, token, flags, status))
+
+
+def check_prefix(run: FakeRun, request: SlotRequest, tokens: int) -> None:
+    """What is taken over is what would be computed, and belongs to the same tenant."""
+    assert tokens < len(request.prompt_ids)
+    assert list(request.prompt_ids[:tokens]) == run.ids[:tokens], "somebody else's prompt"
+    assert list(request.policy) == list(run.request.policy), "computed by other experts"
+    assert request.seed // TENANT_SEEDS == run.request.seed // TENANT_SEEDS, "another tenant's prompt"
+    assert not request.flags & abi.RequestFlag.PROMPT_LOGPROBS, "positions that are not computed have no records"
 
 
 MEMORY = MemoryPlan(

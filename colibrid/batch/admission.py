@@ -17,11 +17,19 @@ if TYPE_CHECKING:
     from colibrid.batch.request import ExpertPolicy, GenerateRequest, Sampling
 
 _MAX_SEED = (1 << 64) - 1
+MAX_TIMEOUT_S = 86400  # a day
+MAX_PRIORITY = 1000
 _TINY = 1.2e-38  # about the smallest normal float32, which the engine computes with: below it nothing is above 0
 
 
 def check_request(request: GenerateRequest, info: EngineInfo) -> None:
     """RequestError (400) naming field, value, limit and remedy if the request can never be served."""
+    if not 1 <= request.n <= info.slots:
+        raise _error("n", request.n, f"1 to {info.slots}, the number of slots")
+    if request.timeout_s is not None and not 0 < request.timeout_s <= MAX_TIMEOUT_S:
+        raise _error("timeout_s", request.timeout_s, f"above 0, up to {MAX_TIMEOUT_S}")
+    if abs(request.priority) > MAX_PRIORITY:
+        raise _error("priority", request.priority, f"{-MAX_PRIORITY} to {MAX_PRIORITY}")
     _check_lengths(request, info)
     _check_ids(request, info)
     _check_sampling(request.sampling, info)
@@ -58,11 +66,13 @@ def _check_lengths(request: GenerateRequest, info: EngineInfo) -> None:
             param="max_tokens" if prompt < info.max_seq_len else "prompt",
             code="context_length_exceeded",
         )
-    reserved = reserved_tokens(request)
+    reserved = reserved_tokens(prompt, output, request.n)
     if info.memory is not None and reserved > info.memory.kv_tokens:
+        choices = f" for each of {request.n} choices" if request.n > 1 else ""
         raise RequestError(
-            f"{prompt} prompt tokens and max_tokens {output} reserve {reserved} tokens of KV memory, but it holds "
-            f"{info.memory.kv_tokens}; shorten the prompt, lower max_tokens, or have memory.tiers.kv.bytes raised",
+            f"{prompt} prompt tokens and max_tokens {output}{choices} reserve {reserved} tokens of KV memory, but it "
+            f"holds {info.memory.kv_tokens}; shorten the prompt, lower max_tokens or n, or have "
+            "memory.tiers.kv.bytes raised",
             param="max_tokens",
             code="context_length_exceeded",
         )

@@ -1,7 +1,7 @@
 """From the engine's events to the generations that wait for them.
 
 Everything that has arrived is handed on first, then each generation is woken once, so that a consumer gets all of its
-tokens in one list. Uses the scheduler's slot table; lives on its event loop.
+tokens in one list. What it means for slots and memory is the placer's. Lives on the scheduler's event loop.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import msgspec
 import structlog
 
 from colibrid.batch.request import ExpertUsage, FinishReason, GenerateResult, TokenRecord
-from colibrid.batch.slots import Slot, SlotState, SlotTable
+from colibrid.batch.slots import Slot, SlotState
 from colibrid.batch.translate import fault, token_record
 from colibrid.engine import abi
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from colibrid.batch.generation import LiveGeneration
     from colibrid.batch.interfaces import EngineInfo
+    from colibrid.batch.placer import Placer
     from colibrid.engine.channel import DaemonChannel, Event
     from colibrid.engine.supervisor import EngineSession
     from colibrid.errors import RequestError
@@ -61,26 +60,18 @@ class Tally(msgspec.Struct):
 class FanOut:
     """See the module's docstring."""
 
-    def __init__(
-        self,
-        slots: SlotTable[LiveGeneration],
-        tally: Tally,
-        info: EngineInfo,
-        released: Callable[[Slot[LiveGeneration]], None],
-    ) -> None:
-        """`released` is called after a slot has become free."""
-        self._slots = slots
+    def __init__(self, placer: Placer, tally: Tally, info: EngineInfo) -> None:
+        self._placer = placer
         self._tally = tally
         self._info = info
-        self._released = released
         self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
     def take(self, session: EngineSession) -> None:
         """Hand on all events that have arrived."""
         touched: dict[int, LiveGeneration] = {}
         for event in session.channel.pop():
-            slot = self._slots.find(event.slot, event.generation)
-            if slot is None:
+            slot = self._placer.slots.find(event.slot, event.generation)
+            if slot is None or slot.state is SlotState.RESERVED:
                 self._log.warning("stale_event", kind=event.kind, slot=event.slot, generation=event.generation)
                 continue
             assert slot.owner is not None, "a slot that is found has an owner"
@@ -95,48 +86,51 @@ class FanOut:
         wanted = slot.state is not SlotState.CLOSING  # else it was cancelled, and only its slot is of interest
         match event.kind:
             case abi.EventKind.OPENED:
-                self._slots.opened(slot)
+                self._placer.opened(slot)
             case abi.EventKind.WAITING:
-                pass  # for memory that others give back when they end
+                self._placer.waits(slot)
             case abi.EventKind.TOKEN:
+                if event.position == 0:
+                    self._on_prompt(channel, slot, generation)
                 if wanted:
                     self._on_token(channel, slot, generation, event)
                 if event.flags:
                     self._on_end(channel, slot, generation, event)
             case abi.EventKind.FINISHED:
-                if wanted:
-                    self._on_first(channel, slot, generation)
+                self._on_prompt(channel, slot, generation)
                 self._on_end(channel, slot, generation, event)
             case abi.EventKind.CLOSED:
-                self._release(slot)
+                self._placer.released(slot, whole=True)
             case abi.EventKind.FAILED:
                 if wanted:
                     self._tally.fail(generation, fault(event.status))
-                self._release(slot)
+                self._placer.released(slot, whole=False)
             case _:
                 self._log.error("unknown_event", kind=event.kind)
 
     def _on_token(
         self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
     ) -> None:
-        if generation.clock.first is None:
-            self._on_first(channel, slot, generation)
         wanted = generation.request.logprobs
         if wanted is None:
             generation.add(TokenRecord(event.token))
         else:
             generation.add(token_record(event.token, channel.record(slot.index, event.record), wanted))
 
-    def _on_first(self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration) -> None:
+    def _on_prompt(self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration) -> None:
         """The prompt is complete."""
         generation.clock.first = asyncio.get_running_loop().time()
-        wanted = generation.request.prompt_logprobs
-        if wanted is not None:
+        wanted, lead = generation.request.prompt_logprobs, generation.lead
+        if lead is not None:
+            generation.read_prompt = lambda: lead.prompt_records
+        elif wanted is not None:
             ids = generation.request.prompt_ids
             read = channel.prompt_reader(slot.index, len(ids))
             generation.read_prompt = lambda: tuple(
                 token_record(token, record, wanted) for token, record in zip(ids, read(), strict=True)
             )
+        if slot.memory.writes:
+            self._placer.published(slot)
 
     def _on_end(
         self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
@@ -146,11 +140,7 @@ class FanOut:
             reason: FinishReason = "stop" if stopped else "length"
             stop_token = event.token if stopped else None
             self._tally.finish(generation, self.result(channel, slot.index, generation, reason, stop_token))
-        self._release(slot)
-
-    def _release(self, slot: Slot[LiveGeneration]) -> None:
-        self._slots.release(slot)
-        self._released(slot)
+        self._placer.released(slot, whole=True)
 
     def result(
         self,
@@ -170,7 +160,7 @@ class FanOut:
             stop_token=stop_token,
             prompt_tokens=len(request.prompt_ids),
             completion_tokens=generation.received,
-            cached_tokens=usage.cached_tokens,
+            cached_tokens=usage.cached_tokens if generation.lead is None else 0,
             experts=ExpertUsage(
                 _most(request.experts.per_token) or self._info.experts_per_token,
                 usage.assignments,

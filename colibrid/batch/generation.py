@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from array import array
 from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from types import TracebackType
 
+    from colibrid.batch.queue import Group
     from colibrid.batch.request import GenerateRequest, GenerateResult, TokenRecord
     from colibrid.errors import RequestError
 
@@ -57,13 +59,17 @@ class Clock(msgspec.Struct):
 class LiveGeneration:
     """Implements interfaces.Generation."""
 
-    def __init__(self, request: GenerateRequest, owner: GenerationOwner, now: float) -> None:
+    def __init__(self, request: GenerateRequest, owner: GenerationOwner, now: float, choice: int = 0) -> None:
         self.request = request
+        self.choice = choice
+        self.group: Group | None = None  # with which it was queued last
+        self.lead: LiveGeneration | None = None  # another choice that computed the prompt for it
+        self.deadline: asyncio.TimerHandle | None = None
         self.read_prompt: Callable[[], tuple[TokenRecord, ...]] = tuple  # set when the prompt is complete
         self.result: GenerateResult | None = None
         self.clock = Clock(now)
         self.place: Place | None = None  # while it has a slot
-        self.received = 0  # records that have arrived
+        self.tokens = array("i")  # that have arrived
         self.consumed = 0  # records that the consumer has taken
         self.advanced = 0  # records that the engine knows as read
         self.early_masks: dict[int, bytes] = {}  # submitted before it had a slot, by output position
@@ -82,10 +88,15 @@ class LiveGeneration:
         """Finished, failed or cancelled."""
         return self._ended
 
+    @property
+    def received(self) -> int:
+        """Records that have arrived."""
+        return len(self.tokens)
+
     def add(self, record: TokenRecord) -> None:
         """A record has arrived; the consumer sees it after wake()."""
         self._arrived.append(record)
-        self.received += 1
+        self.tokens.append(record.token)
 
     def finish(self, result: GenerateResult) -> None:
         """It ended normally."""
@@ -105,6 +116,8 @@ class LiveGeneration:
     def _end(self) -> None:
         self._ended = True
         self.place = None
+        if self.deadline is not None:
+            self.deadline.cancel()
         self.wake()
 
     # ------------------------------------------------------------- consumer

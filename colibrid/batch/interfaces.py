@@ -42,6 +42,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     batch_dependent: bool  # experts.max_tokens_per_expert is on
     device: str  # for people, e.g. "cpu"
     fingerprint: str  # changes with anything that may change the text for equal request and seed
+    output_is_prompt: bool = False  # K and V of a generated token have the bits that they would have in a prompt
     memory: MemoryPlan | None = None  # None until the engine was ready once
 
     @property
@@ -124,7 +125,7 @@ class GenerationService(Protocol):
         ...
 
     def submit(self, request: GenerateRequest) -> Generation:
-        """Queue one request.
+        """Queue a request of one choice.
 
         Raises OverloadedError with code server_is_overloaded (queue full), model_loading (engine not ready) or
         draining; RequestError if the request can never fit.
@@ -132,5 +133,9 @@ class GenerationService(Protocol):
         ...
 
     def submit_all(self, requests: Sequence[GenerateRequest]) -> tuple[Generation, ...]:
-        """Queue all or none (the choices of one request); they are placed together. Raises as submit does."""
+        """Queue all or none. Raises as submit does.
+
+        Returns the choices of the first request, then those of the second, and so on. The choices of one request are
+        placed together, and its prompt is computed once; requests are placed one after another.
+        """
         ...

@@ -32,7 +32,7 @@ class ExpertPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate: it will occupy one slot."""
+    """One prompt, and what to generate from it: each choice will occupy one slot."""
 
     request_id: str
     prompt_ids: tuple[int, ...]  # 1 .. max_seq_len ids, all in the vocabulary
@@ -43,7 +43,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: int | None = None  # None = no log-probabilities; 0 = of the token only; n = and the n likeliest
     prompt_logprobs: int | None = None  # the same for the prompt
     experts: ExpertPolicy = ExpertPolicy()
-    choice: int = 0
+    n: int = 1  # choices: 1 .. slots; the prompt is computed once
+    tenant: str = ""  # whose prompts may share computed beginnings with this one (batch.prefix_reuse)
+    priority: int = 0  # a lower one is placed earlier
+    timeout_s: float | None = None  # from submission to the end; then TimedOutError
     masked: bool = False  # each output position waits for Generation.submit_mask
     pooling: Pooling | None = None  # with max_tokens 0: the prompt's hidden state as GenerateResult.pooled
 
@@ -73,7 +76,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     stop_token: int | None  # the stop id that ended it
     prompt_tokens: int
     completion_tokens: int  # a stop id included
-    cached_tokens: int
+    cached_tokens: int  # of the prompt, computed for an earlier request; 0 for choices behind the first
     experts: ExpertUsage
     pooled: bytes | None = None  # float32 of this machine, length 1
     queue_ms: float

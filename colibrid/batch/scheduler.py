@@ -1,32 +1,29 @@
 """The queue in front of the engine's slots, and the fan-out of what comes back.
 
-    submit ─▶ queue ─▶ make_plan ─▶ request blocks, one push ─▶ engine
-                                                                  │ eventfd
-    consumer ◀─ LiveGeneration ◀─ all events that have arrived ◀──┘
+    submit ─▶ admission ─▶ placer: queue, plan, one push ─▶ engine
+                                                               │ eventfd
+    consumer ◀─ LiveGeneration ◀─ all events that arrived ◀────┘
 
-The scheduler owns the queue, the slot table and, between engine_ready and engine_lost, the session. It lives on one
-event loop and never blocks. Planning is pure (plan.py); writing happens after, in _execute.
+The scheduler owns the placer (queue, slots, memory) and, between engine_ready and engine_lost, the session. It lives on
+one event loop and never blocks. Planning is pure (plan.py); writing happens after.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from colibrid.batch.admission import check_request
 from colibrid.batch.fanout import FanOut, Tally
-from colibrid.batch.generation import LiveGeneration, Place
-from colibrid.batch.plan import Close, FreeSlot, Mask, Plan, Waiting, make_plan, reserved_tokens
+from colibrid.batch.generation import LiveGeneration
+from colibrid.batch.placer import Model, Placer
 from colibrid.batch.request import ExpertPolicy, GenerateRequest
-from colibrid.batch.slots import Slot, SlotTable
-from colibrid.batch.translate import slot_request
-from colibrid.errors import EngineFaultError, OverloadedError, RequestError
+from colibrid.errors import EngineFaultError, OverloadedError, RequestError, TimedOutError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from colibrid.batch.interfaces import EngineInfo
     from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings, TaskExpertsSettings
@@ -90,22 +87,18 @@ class Scheduler:
         """layer_experts: the most experts per token in each layer, 0 in dense layers."""
         self._engine = engine
         self._info = info
-        self._layer_experts = tuple(layer_experts)
         self._batch = batch
         self._limits = limits
         self._experts = experts
         self._session: EngineSession | None = None
-        self._slots: SlotTable[LiveGeneration] = SlotTable(info.slots)
-        self._queue: deque[LiveGeneration] = deque()
-        self._closes: list[Close] = []  # to be pushed
-        self._masks: list[Mask] = []  # to be pushed
+        self._placer = Placer(Model(info.slots, tuple(layer_experts), info.output_is_prompt))
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._pump_handle: asyncio.Handle | None = None
         self._window: asyncio.TimerHandle | None = None
         self._tally = Tally()
-        self._fan_out = FanOut(self._slots, self._tally, info, self._released)
+        self._fan_out = FanOut(self._placer, self._tally, info)
         engine.attach(self)
 
     # ------------------------------------------------------------ for others
@@ -135,8 +128,8 @@ class Scheduler:
         """For logs and tests."""
         tally = self._tally
         return SchedulerCounts(
-            queued=len(self._queue),
-            running=self._slots.busy,
+            queued=self._placer.queue.choices,
+            running=self._placer.slots.busy,
             submitted=tally.submitted,
             finished=tally.finished,
             failed=tally.failed,
@@ -146,7 +139,8 @@ class Scheduler:
         )
 
     def submit(self, request: GenerateRequest) -> LiveGeneration:
-        """Queue one request. Raises as GenerationService.submit."""
+        """Queue one request of one choice. Raises as GenerationService.submit."""
+        assert request.n == 1, "submit_all takes requests of several choices"
         return self.submit_all((request,))[0]
 
     def submit_all(self, requests: Sequence[GenerateRequest]) -> tuple[LiveGeneration, ...]:
@@ -154,7 +148,7 @@ class Scheduler:
         try:
             return self._admit([self._with_defaults(request) for request in requests])
         except RequestError:
-            self._tally.refused += len(requests)
+            self._tally.refused += sum(request.n for request in requests)
             raise
 
     async def drain(self, timeout_s: float) -> bool:
@@ -197,29 +191,50 @@ class Scheduler:
             )
         for request in requests:
             check_request(request, self._info)
-        room = self._limits.queue + len(self._slots) - self._slots.busy - len(self._queue)
-        if len(requests) > room:
+        slots, queued = self._placer.slots, self._placer.queue.choices
+        if sum(request.n for request in requests) > self._limits.queue + len(slots) - slots.busy - queued:
             raise OverloadedError(
-                f"the queue is full ({len(self._queue)} requests wait, limits.queue is {self._limits.queue}); try again later",
+                f"the queue is full ({queued} requests wait, limits.queue is {self._limits.queue}); try again later",
                 code="server_is_overloaded",
                 retry_after_s=self._retry_after_s(),
             )
-        now = asyncio.get_running_loop().time()
-        generations = tuple(LiveGeneration(request, self, now) for request in requests)
+        generations = []
+        for request in requests:
+            members = [self._live(request, choice) for choice in range(request.n)]
+            generations += members
+            self._placer.add(members, self._scope(request))
         self._tally.submitted += len(generations)
-        self._queue.extend(generations)
         self._idle.clear()
         self._after_submit()
-        return generations
+        return tuple(generations)
+
+    def _live(self, request: GenerateRequest, choice: int) -> LiveGeneration:
+        loop = asyncio.get_running_loop()
+        generation = LiveGeneration(request, self, loop.time(), choice)
+        if request.timeout_s is not None:
+            generation.deadline = loop.call_later(request.timeout_s, self._timed_out, generation)
+        return generation
+
+    def _scope(self, request: GenerateRequest) -> Hashable | None:
+        """Whose prompts may share computed beginnings with this one; None: nobody's.
+
+        With a limit on an expert's tokens what is computed depends on company, so nobody gets what another has computed.
+        Pooling needs every position.
+        """
+        off = self._batch.prefix_reuse == "off" or self._experts.max_tokens_per_expert is not None
+        if off or request.pooling is not None:
+            return None
+        return ("" if self._batch.prefix_reuse == "all" else request.tenant), request.experts
 
     def _retry_after_s(self) -> float:
         """About when a place in the queue is free, from the mean duration of requests."""
-        estimate = self._tally.mean_duration_s * (len(self._queue) + 1) / len(self._slots)
+        estimate = self._tally.mean_duration_s * (self._placer.queue.choices + 1) / len(self._placer.slots)
         return min(max(estimate, _MIN_RETRY_AFTER_S), _MAX_RETRY_AFTER_S)
 
     def _after_submit(self) -> None:
         """An idle engine waits for company, at most batch.window_ms; a running one takes requests at its next step."""
-        if self._slots.busy or self._batch.window_ms == 0 or len(self._queue) >= self._batch.window_requests:
+        alone = not self._placer.slots.busy and self._placer.queue.choices < self._batch.window_requests
+        if not alone or self._batch.window_ms == 0:
             self._cancel_window()
             self._schedule_pump()
         elif self._window is None:
@@ -245,67 +260,27 @@ class Scheduler:
         self._pump_handle = None
         if self._session is None or self._window is not None:
             return
-        plan = self._plan()
-        if plan and not self._execute(self._session, plan):
-            self._pump_handle = asyncio.get_running_loop().call_later(_RETRY_PUSH_S, self._pump)
-
-    def _plan(self) -> Plan[LiveGeneration]:
         assert self._info.memory is not None, "an engine that is ready has a memory plan"
-        queue = (
-            Waiting(
-                generation,
-                len(generation.request.prompt_ids),
-                reserved_tokens(generation.request),
-                tuple(generation.early_masks),
-            )
-            for generation in self._queue
-        )
-        free = [FreeSlot(slot.index, slot.generation + 1) for slot in self._slots.free()]
-        left = self._info.memory.kv_tokens - self._slots.run_tokens
-        return make_plan(queue, free, left, self._closes, self._masks)
-
-    def _execute(self, session: EngineSession, plan: Plan[LiveGeneration]) -> bool:
-        """Write the blocks and push. False, and nothing has changed, if the ring is full."""
-        for place in plan.placements:
-            block = slot_request(place.waiting.owner.request, place.generation, self._layer_experts)
-            session.channel.write_request(place.slot, block)
-            for position, mask in place.waiting.owner.early_masks.items():
-                session.channel.write_mask(place.slot, position, mask)
-        if not session.channel.push(plan.commands()):
-            return False
-        session.wake()
-        self._tally.pushes += 1
-        self._closes.clear()
-        self._masks.clear()
-        now = asyncio.get_running_loop().time()
-        for place in plan.placements:
-            generation = self._queue.popleft()
-            assert generation is place.waiting.owner, "the queue changed while planning"
-            self._slots.open(place.slot, place.generation, generation, place.waiting.run_tokens)
-            generation.place = Place(place.slot, place.generation)
-            generation.early_masks.clear()
-            generation.clock.placed = now
-        return True
+        loop = asyncio.get_running_loop()
+        plan = self._placer.plan(self._info.memory.kv_tokens)
+        if not plan:
+            return
+        if self._placer.execute(self._session.channel, plan, loop.time()):
+            self._session.wake()
+            self._tally.pushes += 1
+        else:
+            self._pump_handle = loop.call_later(_RETRY_PUSH_S, self._pump)
 
     def cancelled(self, generation: LiveGeneration) -> None:
         """A consumer wants no more: take it from the queue, or close its slot."""
         self._tally.cancelled += 1
-        if generation.place is None:
-            self._queue.remove(generation)
-            self._update_idle()
-            return
-        self._close(generation.place)
+        self._let_go(generation)
 
     def masked(self, generation: LiveGeneration, position: int, mask: bytes) -> None:
         """A consumer allows ids: write them down and tell the engine, at once or with the opening."""
         if len(mask) != self._info.mask_bytes:
             raise ValueError(f"a mask of {len(mask)} bytes; the vocabulary takes {self._info.mask_bytes}")
-        place, session = generation.place, self._session
-        if place is None or session is None:
-            generation.early_masks[position] = mask
-            return
-        session.channel.write_mask(place.slot, position, mask)
-        self._masks.append(Mask(place.slot, place.generation, position))
+        self._placer.mask(None if self._session is None else self._session.channel, generation, position, mask)
         self._schedule_pump()
 
     def stopped(self, generation: LiveGeneration) -> None:
@@ -315,14 +290,25 @@ class Scheduler:
             generation.cancel()
             return
         result = self._fan_out.result(session.channel, place.slot, generation, "stop", None)
-        self._close(place)
+        self._let_go(generation)
         self._tally.finish(generation, result)
 
-    def _close(self, place: Place) -> None:
-        slot = self._slots.find(place.slot, place.generation)
-        assert slot is not None, "a placed generation has a slot"
-        self._slots.close(slot)
-        self._closes.append(Close(slot.index, slot.generation))
+    def _timed_out(self, generation: LiveGeneration) -> None:
+        """The request's own time is over, wherever it is."""
+        if generation.ended:
+            return
+        self._let_go(generation)
+        error = TimedOutError(
+            f"timeout_s = {generation.request.timeout_s} is over and the request is not complete; send more time or a "
+            "lower max_tokens",
+            param="timeout_s",
+            code="timeout",
+        )
+        self._tally.fail(generation, error)
+
+    def _let_go(self, generation: LiveGeneration) -> None:
+        self._placer.let_go(generation)
+        self._update_idle()
         self._schedule_pump()
 
     def consumed(self, generation: LiveGeneration) -> None:
@@ -348,9 +334,7 @@ class Scheduler:
         if self._session is not None:
             self._fan_out.take(self._session)
             self._detach()
-        self._closes.clear()
-        self._masks.clear()
-        for generation in self._slots.release_all():
+        for generation in self._placer.lost():
             self._tally.fail(
                 generation, EngineFaultError(f"the engine failed while it served this request: {reason}; send it again")
             )
@@ -358,8 +342,8 @@ class Scheduler:
 
     def engine_gave_up(self, reason: str) -> None:
         """Called by the supervisor: nothing that waits will be served."""
-        while self._queue:
-            self._tally.fail(self._queue.popleft(), EngineFaultError(f"the engine is not available: {reason}"))
+        for generation in self._placer.queue.clear():
+            self._tally.fail(generation, EngineFaultError(f"the engine is not available: {reason}"))
         self._update_idle()
 
     def _detach(self) -> None:
@@ -371,29 +355,18 @@ class Scheduler:
         assert self._session is not None, "events are watched while there is a session"
         self._session.clear_events()
         self._fan_out.take(self._session)
+        self._update_idle()
+        self._schedule_pump()
 
     # ------------------------------------------------------------------- end
 
-    def _released(self, slot: Slot[LiveGeneration]) -> None:
-        """A slot has become free."""
-        # A close that was not pushed yet is pointless now, and its generation is over.
-        self._closes = [close for close in self._closes if close.slot != slot.index]
-        self._update_idle()
-        if self._queue:
-            self._schedule_pump()
-
     def _fail_all(self, reason: str) -> None:
         error = OverloadedError(reason, code="draining", retry_after_s=RETRY_AFTER_LOADING_S)
-        while self._queue:
-            self._tally.fail(self._queue.popleft(), error)
-        for slot in self._slots.running():
-            assert slot.owner is not None, "a running slot has an owner"
-            self._closes.append(Close(slot.index, slot.generation))
-            self._tally.fail(slot.owner, error)
-            self._slots.close(slot)
+        for generation in self._placer.let_all_go():
+            self._tally.fail(generation, error)
         self._schedule_pump()
         self._update_idle()
 
     def _update_idle(self) -> None:
-        if not self._queue and not self._slots.busy:
+        if self._placer.idle:
             self._idle.set()

@@ -63,6 +63,7 @@ def make_info(spec: EngineSpec, manifest: Manifest, model_id: str) -> EngineInfo
         batch_dependent=spec.max_tokens_per_expert > 0,
         device=device_name(spec),
         fingerprint=_fingerprint(spec, manifest),
+        output_is_prompt=spec.device == "cpu",
     )
 
 

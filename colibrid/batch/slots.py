@@ -1,12 +1,15 @@
 """The daemon's view of the engine's N slots: who owns which, and in which state. Pure.
 
-               open               OPENED
-        FREE ─────────▶ OPENING ─────────▶ RUNNING
-          ▲                │ close            │ close
-          │                ▼                  ▼
-          └── release ── CLOSING ◀────────────┘        release: any state but FREE, when the engine says so
+            open               OPENED
+     FREE ─────────▶ OPENING ─────────▶ RUNNING
+      ▲ │ reserve     ▲    │ close            │ close
+      │ ▼             │    ▼                  ▼
+      │ RESERVED ─────┘  CLOSING ◀────────────┘
+      │   │        start    │                            release: any state but FREE; of all but RESERVED
+      └───┴──── release ────┘                            when the engine says so
 
 Each opening has its own generation, so that an event of an earlier owner can never be taken for one of the present.
+A reserved slot waits for another one to complete the prompt that both share; the engine does not know of it yet.
 Invariant: a slot has an owner iff it is not FREE.
 """
 
@@ -14,16 +17,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 Owner = TypeVar("Owner")
 
 
 class SlotState(Enum):
     FREE = "free"
+    RESERVED = "reserved"
     OPENING = "opening"
     RUNNING = "running"
     CLOSING = "closing"
+
+
+class SlotMemory(NamedTuple):
+    """Where a slot keeps K and V. Run ids are those of holdings.py; 0 is none."""
+
+    run_tokens: int = 0  # KV tokens of its own run
+    run: int = 0  # the shared run that it uses as long as it lasts
+    writes: bool = False  # it computes into that run, and will publish it
+    prefix: int = 0  # positions that it takes from an older run: from `source`, else from `run`
+    source: int = 0  # the shared run that it copies from while it opens
+
+
+NO_MEMORY = SlotMemory()
 
 
 @dataclass(slots=True)
@@ -33,7 +50,8 @@ class Slot(Generic[Owner]):
     index: int
     state: SlotState = SlotState.FREE
     generation: int = 0  # of the present owner, or of the last one
-    run_tokens: int = 0  # KV tokens reserved for the owner
+    memory: SlotMemory = NO_MEMORY
+    waiting: bool = False  # the engine has said that the memory does not fit now
     owner: Owner | None = None
 
 
@@ -46,13 +64,16 @@ class SlotTable(Generic[Owner]):
     def __len__(self) -> int:
         return len(self._slots)
 
+    def __getitem__(self, index: int) -> Slot[Owner]:
+        return self._slots[index]
+
+    def among(self, *states: SlotState) -> list[Slot[Owner]]:
+        """Slots in one of these states, lowest first."""
+        return [slot for slot in self._slots if slot.state in states]
+
     def free(self) -> list[Slot[Owner]]:
         """Slots that can be opened, lowest first."""
-        return [slot for slot in self._slots if slot.state is SlotState.FREE]
-
-    def running(self) -> list[Slot[Owner]]:
-        """Slots whose owner is being served: opening or running."""
-        return [slot for slot in self._slots if slot.state in (SlotState.OPENING, SlotState.RUNNING)]
+        return self.among(SlotState.FREE)
 
     @property
     def busy(self) -> int:
@@ -61,8 +82,8 @@ class SlotTable(Generic[Owner]):
 
     @property
     def run_tokens(self) -> int:
-        """KV tokens reserved by all owners."""
-        return sum(slot.run_tokens for slot in self._slots)
+        """KV tokens of the own runs of all owners."""
+        return sum(slot.memory.run_tokens for slot in self._slots)
 
     def find(self, index: int, generation: int) -> Slot[Owner] | None:
         """The slot if it has an owner of this generation."""
@@ -71,21 +92,43 @@ class SlotTable(Generic[Owner]):
         slot = self._slots[index]
         return slot if slot.state is not SlotState.FREE and slot.generation == generation else None
 
-    def open(self, index: int, generation: int, owner: Owner, run_tokens: int) -> None:
+    def open(self, index: int, generation: int, owner: Owner, memory: SlotMemory) -> None:
         """FREE to OPENING. The generation must be the next one."""
+        self.reserve(index, generation, owner, memory)
+        self.start(self._slots[index])
+
+    def reserve(self, index: int, generation: int, owner: Owner, memory: SlotMemory) -> None:
+        """FREE to RESERVED. The generation must be the next one."""
         slot = self._slots[index]
         assert slot.state is SlotState.FREE, f"slot {index} is {slot.state.value}, not free"
         assert generation == slot.generation + 1, f"slot {index}: generation {generation} after {slot.generation}"
-        slot.state = SlotState.OPENING
+        slot.state = SlotState.RESERVED
         slot.generation = generation
         slot.owner = owner
-        slot.run_tokens = run_tokens
+        slot.memory = memory
 
-    def opened(self, slot: Slot[Owner]) -> None:
-        """OPENING to RUNNING; CLOSING stays, as the answer to the close is still to come."""
+    def start(self, slot: Slot[Owner]) -> None:
+        """RESERVED to OPENING: the engine is told."""
+        assert slot.state is SlotState.RESERVED, f"slot {slot.index} is {slot.state.value}"
+        slot.state = SlotState.OPENING
+
+    def wait(self, slot: Slot[Owner]) -> None:
+        """The engine has no memory for it yet."""
+        assert slot.state in (SlotState.OPENING, SlotState.CLOSING), f"slot {slot.index} is {slot.state.value}"
+        slot.waiting = True
+
+    def opened(self, slot: Slot[Owner]) -> int:
+        """OPENING to RUNNING; CLOSING stays, as the answer to the close is still to come.
+
+        Returns the run that it copied from, which it does not use any more; 0: none.
+        """
         assert slot.state in (SlotState.OPENING, SlotState.CLOSING), f"slot {slot.index} is {slot.state.value}"
         if slot.state is SlotState.OPENING:
             slot.state = SlotState.RUNNING
+        slot.waiting = False
+        source = slot.memory.source
+        slot.memory = slot.memory._replace(source=0)
+        return source
 
     def close(self, slot: Slot[Owner]) -> None:
         """OPENING or RUNNING to CLOSING: the engine was told to stop."""
@@ -93,12 +136,13 @@ class SlotTable(Generic[Owner]):
         slot.state = SlotState.CLOSING
 
     def release(self, slot: Slot[Owner]) -> Owner:
-        """The engine has released the slot: to FREE. Returns who owned it."""
+        """The engine has released the slot, or never knew of it: to FREE. Returns who owned it."""
         assert slot.owner is not None, f"slot {slot.index} is free"
         owner = slot.owner
         slot.state = SlotState.FREE
         slot.owner = None
-        slot.run_tokens = 0
+        slot.memory = NO_MEMORY
+        slot.waiting = False
         return owner
 
     def release_all(self) -> list[Owner]:
@@ -110,4 +154,5 @@ class SlotTable(Generic[Owner]):
         for index, slot in enumerate(self._slots):
             assert slot.index == index
             assert (slot.owner is None) == (slot.state is SlotState.FREE)
-            assert slot.run_tokens == 0 or slot.owner is not None
+            assert slot.owner is not None or (slot.memory == NO_MEMORY and not slot.waiting)
+            assert slot.memory.run or not slot.memory.writes

@@ -13,6 +13,7 @@ from colibrid.errors import EngineFaultError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from colibrid.batch.slots import SlotMemory
 
 _POOL_FLAGS = {None: abi.RequestFlag(0), "mean": abi.RequestFlag.POOL_MEAN, "last": abi.RequestFlag.POOL_LAST}
 
@@ -27,13 +28,16 @@ def layer_policies(policy: ExpertPolicy, layer_experts: Sequence[int]) -> list[t
     ]
 
 
-def slot_request(request: GenerateRequest, generation: int, layer_experts: Sequence[int]) -> SlotRequest:
-    """The request block of one request. layer_experts: the most experts per token in each layer, 0 = dense."""
+def slot_request(
+    request: GenerateRequest, choice: int, generation: int, memory: SlotMemory, layer_experts: Sequence[int]
+) -> SlotRequest:
+    """The request block of one choice. layer_experts: the most experts per token in each layer, 0 = dense."""
     sampling = request.sampling
     flags = _POOL_FLAGS[request.pooling]
     if request.logprobs is not None:
         flags |= abi.RequestFlag.LOGPROBS
-    if request.prompt_logprobs is not None:
+    prompt_logprobs = request.prompt_logprobs if memory.prefix == 0 else None  # else another choice's are used
+    if prompt_logprobs is not None:
         flags |= abi.RequestFlag.PROMPT_LOGPROBS
     if request.masked:
         flags |= abi.RequestFlag.MASKED
@@ -43,10 +47,10 @@ def slot_request(request: GenerateRequest, generation: int, layer_experts: Seque
         prompt_ids=request.prompt_ids,
         max_tokens=request.max_tokens,
         min_tokens=request.min_tokens,
-        choice=request.choice,
+        choice=choice,
         flags=flags,
         top_logprobs=request.logprobs or 0,
-        prompt_top_logprobs=request.prompt_logprobs or 0,
+        prompt_top_logprobs=prompt_logprobs or 0,
         bias=sampling.logit_bias,
         stop_ids=request.stop_token_ids,
         policy=layer_policies(request.experts, layer_experts),
@@ -57,6 +61,9 @@ def slot_request(request: GenerateRequest, generation: int, layer_experts: Seque
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
+        prefix_run=(memory.source or memory.run) if memory.prefix else 0,
+        prefix_tokens=memory.prefix,
+        publish_run=memory.run if memory.writes else 0,
     )
 
 

@@ -61,6 +61,7 @@ class BatchSettings(_Section, frozen=True, kw_only=True):
     window_requests: Annotated[int, Meta(ge=1, le=64)] = 8
     prefill_chunk: Literal["auto"] | Annotated[int, Meta(ge=1, le=4096)] = "auto"  # auto: 64 on the CPU, 512 on CUDA
     prefill_tokens: Literal["auto"] | Annotated[int, Meta(ge=1, le=65536)] = "auto"  # auto: 512, 1024 on CUDA
+    prefix_reuse: Literal["key", "all", "off"] = "key"  # prompts that begin alike: of one API key, of all, never
 
 
 # One number for all MoE layers, or one for each layer (0: a dense one).

@@ -38,10 +38,10 @@ def make_request(
     return GenerateRequest(request_id="r", prompt_ids=prompt, max_tokens=max_tokens, sampling=sampling, **more)
 
 
-def make_scheduler(engine: FakeEngine, *, queue: int = 8, **sections: Any) -> Scheduler:
+def make_scheduler(engine: FakeEngine, *, queue: int = 8, info: EngineInfo = INFO, **sections: Any) -> Scheduler:
     return Scheduler(
         engine,
-        INFO,
+        info,
         LAYER_EXPERTS,
         batch=sections.get("batch", BatchSettings(slots=SLOTS)),
         limits=LimitsSettings(queue=queue),

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
-from fake_engine import KV_TOKENS, SLOTS, VOCAB, FakeEngine, expected_tokens
+from fake_engine import KV_TOKENS, SLOTS, TENANT_SEEDS, VOCAB, FakeEngine, expected_tokens
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from colibrid.batch.interfaces import EngineInfo
-from colibrid.batch.request import GenerateRequest, Sampling
+from colibrid.batch.plan import reserved_tokens
+from colibrid.batch.request import ExpertPolicy, GenerateRequest, Sampling
 from colibrid.batch.scheduler import Scheduler
 from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings
-from colibrid.errors import EngineFaultError, OverloadedError
+from colibrid.engine.abi import Status
+from colibrid.errors import EngineFaultError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
     from colibrid.batch.generation import LiveGeneration
 
-QUEUE = 3
+QUEUE = 5
+BASES = tuple(tuple(range(start, start + 24)) for start in (0, 300))  # prompts begin alike, for what that is worth
+TENANTS = ("a", "b")
+EXPERTS = (ExpertPolicy(), ExpertPolicy(per_token=1))
 
 
 class Client:
@@ -47,7 +53,9 @@ class Client:
     def check(self) -> None:
         """What has come is the beginning of what must come; all of it if there is a result."""
         request = self.generation.request
-        expected = expected_tokens(request.prompt_ids, request.sampling.seed, request.max_tokens)
+        expected = expected_tokens(
+            request.prompt_ids, request.sampling.seed, request.max_tokens, self.generation.choice
+        )
         assert self.tokens == expected[: len(self.tokens)]
         if self.task is not None and self.task.done():
             self.task.result()  # no other exception
@@ -76,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             hidden=8,
             device="cpu",
             fingerprint="fp_0",
+            output_is_prompt=True,
         )
 
         async def make() -> Scheduler:
@@ -104,30 +113,83 @@ class SchedulerMachine(RuleBasedStateMachine):
         return self.loop.run_until_complete(run())
 
     @rule(
-        prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
+        base=st.sampled_from([(), *BASES]),
+        turns=st.integers(0, 2),
+        tail=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4),
         max_tokens=st.one_of(st.integers(0, 12), st.integers(KV_TOKENS // 3, KV_TOKENS // 2)),
-        seed=st.integers(0, 99),
+        seed=st.integers(0, 3),
+        tenant=st.integers(0, 1),
+        more=st.fixed_dictionaries(
+            {
+                "n": st.sampled_from([1, 1, 1, 2, 3]),
+                "priority": st.integers(-1, 1),
+                "experts": st.sampled_from(EXPERTS),
+                "prompt_logprobs": st.sampled_from([None, None, 0]),
+            }
+        ),
         reads=st.booleans(),
     )
-    def submit(self, prompt: list[int], max_tokens: int, seed: int, reads: bool) -> None:
+    def submit(
+        self,
+        base: tuple[int, ...],
+        turns: int,
+        tail: list[int],
+        max_tokens: int,
+        seed: int,
+        tenant: int,
+        more: dict[str, Any],
+        reads: bool,
+    ) -> None:
+        seed += tenant * TENANT_SEEDS
+        prompt = base
+        for _ in range(turns if base else 0):  # a conversation that went on from here
+            prompt = (*prompt, *expected_tokens(prompt, seed, 6))
         request = GenerateRequest(
-            request_id="r", prompt_ids=tuple(prompt), max_tokens=max_tokens, sampling=Sampling(seed=seed)
+            request_id="r",
+            prompt_ids=(*prompt, *tail),
+            max_tokens=max_tokens,
+            sampling=Sampling(seed=seed),
+            tenant=TENANTS[tenant],
+            **more,
         )
         counts = self.scheduler.counts
 
         def run() -> str | None:
             try:
-                self.clients.append(Client(self.scheduler.submit(request), reads))
+                self.clients += [Client(one, reads) for one in self.scheduler.submit_all([request])]
             except OverloadedError as error:
+                return error.code
+            except RequestError as error:
                 return error.code
             return None
 
         code = self.call(run)
         if self.engine.session is None:
             assert code == "model_loading"
+        elif reserved_tokens(len(request.prompt_ids), max_tokens, request.n) > KV_TOKENS:
+            assert code == "context_length_exceeded"
         else:
-            full = counts.queued + counts.running >= SLOTS + QUEUE
+            full = counts.queued + counts.running + request.n > SLOTS + QUEUE
             assert code == ("server_is_overloaded" if full else None)
+
+    @precondition(lambda self: self.engine.session is not None)
+    @rule(tokens=st.integers(0, KV_TOKENS // 4))
+    def fragment(self, tokens: int) -> None:
+        """Some memory is in pieces that are too small."""
+        assert self.engine.session is not None
+        self.engine.session.channel.unusable = tokens
+
+    @precondition(lambda self: self.engine.session is not None)
+    @rule(full=st.booleans())
+    def fill_the_command_ring(self, full: bool) -> None:
+        assert self.engine.session is not None
+        self.engine.session.channel.full = full
+
+    @precondition(lambda self: self.engine.session is not None)
+    @rule()
+    def fail_the_next_opening(self) -> None:
+        assert self.engine.session is not None
+        self.engine.session.channel.fail_status = Status.NOT_FINITE
 
     @precondition(lambda self: self.engine.session is not None)
     @rule(times=st.integers(1, 4))
@@ -169,18 +231,23 @@ class SchedulerMachine(RuleBasedStateMachine):
     def nothing_is_mixed_up(self) -> None:
         for client in self.clients:
             client.check()
-        self.scheduler._slots.check()
+        self.scheduler._placer.check()
+        if self.engine.session is not None:
+            assert self.engine.session.channel.used <= KV_TOKENS
         counts = self.scheduler.counts
         assert counts.submitted == len(self.clients)
         live = sum(not client.generation.ended for client in self.clients)
         assert counts.finished + counts.failed + counts.cancelled + live == counts.submitted
         assert counts.queued <= QUEUE + SLOTS
-        assert self.scheduler._slots.run_tokens <= KV_TOKENS
 
     def teardown(self) -> None:
         """With an engine and readers everything ends: no slot stays taken and no client waits."""
         if self.engine.session is None:
             self.call(self.engine.become_ready)
+        assert self.engine.session is not None
+        channel = self.engine.session.channel
+        channel.full, channel.unusable, channel.fail_status = False, 0, None
+        time.sleep(0.01)  # a push that found the ring full is tried again
         for client in self.clients:
             self.call(client.read_now)
         for _ in range(KV_TOKENS * (SLOTS + QUEUE)):
@@ -193,6 +260,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert client.task is not None
             assert client.task.done()
             client.check()
+        self.step(1)
+        held = {holding.run: holding.tokens for holding in self.scheduler._placer.holdings}
+        assert held.keys() == channel.runs.keys()
+        assert all(tokens <= channel.runs[run].tokens for run, tokens in held.items())
         assert self.loop.run_until_complete(self.scheduler.drain(1))
         self.call(self.engine.die)
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())

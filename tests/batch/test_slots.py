@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from colibrid.batch.slots import SlotState, SlotTable
+from colibrid.batch.slots import SlotMemory, SlotState, SlotTable
 
 SLOTS = 5
 
@@ -28,15 +28,24 @@ class SlotMachine(RuleBasedStateMachine):
         return any(state in states for state, _, _ in self.model.values())
 
     @precondition(lambda self: len(self.model) < SLOTS)
-    @rule(tokens=st.integers(1, 100))
-    def open(self, tokens: int) -> None:
+    @rule(tokens=st.integers(1, 100), reserve=st.booleans())
+    def open(self, tokens: int, reserve: bool) -> None:
         slot = self.table.free()[0]
         generation = slot.generation + 1
         assert generation > self.generations[slot.index]
         self.owners += 1
-        self.table.open(slot.index, generation, self.owners, tokens)
+        take = self.table.reserve if reserve else self.table.open
+        take(slot.index, generation, self.owners, SlotMemory(tokens))
         self.generations[slot.index] = generation
-        self.model[slot.index] = (SlotState.OPENING, generation, self.owners)
+        state = SlotState.RESERVED if reserve else SlotState.OPENING
+        self.model[slot.index] = (state, generation, self.owners)
+
+    @precondition(lambda self: self.has(SlotState.RESERVED))
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        index = self.pick(data, SlotState.RESERVED)
+        self.table.start(self.table[index])
+        self.model[index] = (SlotState.OPENING, *self.model[index][1:])
 
     @precondition(lambda self: self.has(SlotState.OPENING, SlotState.CLOSING))
     @rule(data=st.data())
@@ -78,9 +87,9 @@ class SlotMachine(RuleBasedStateMachine):
         self.table.check()
         assert self.table.busy == len(self.model)
         assert {slot.index for slot in self.table.free()} == set(range(SLOTS)) - set(self.model)
-        assert {slot.index for slot in self.table.running()} == {
+        assert [slot.index for slot in self.table.among(SlotState.OPENING, SlotState.RUNNING)] == sorted(
             i for i, (state, _, _) in self.model.items() if state in (SlotState.OPENING, SlotState.RUNNING)
-        }
+        )
         for index, (state, generation, owner) in self.model.items():
             slot = self.table.find(index, generation)
             assert slot is not None
@@ -95,11 +104,11 @@ def test_events_of_an_earlier_owner_find_nothing() -> None:
     """A slot is found by its present generation only, and never when it is free."""
     table: SlotTable[str] = SlotTable(1)
     assert table.find(0, 0) is None
-    table.open(0, 1, "first", 10)
+    table.open(0, 1, "first", SlotMemory(10))
     slot = table.find(0, 1)
     assert slot is not None
     table.release(slot)
-    table.open(0, 2, "second", 10)
+    table.open(0, 2, "second", SlotMemory(10))
     assert table.find(0, 1) is None
     assert table.find(1, 1) is None
     assert table.find(-1, 2) is None
@@ -110,10 +119,10 @@ def test_wrong_transitions_are_caught() -> None:
     """Opening a busy slot, skipping a generation, closing twice and releasing a free slot are bugs that show."""
     table: SlotTable[str] = SlotTable(1)
     with pytest.raises(AssertionError):
-        table.open(0, 2, "owner", 1)
-    table.open(0, 1, "owner", 1)
+        table.open(0, 2, "owner", SlotMemory(1))
+    table.open(0, 1, "owner", SlotMemory(1))
     with pytest.raises(AssertionError):
-        table.open(0, 2, "other", 1)
+        table.open(0, 2, "other", SlotMemory(1))
     slot = table.find(0, 1)
     assert slot is not None
     table.close(slot)
@@ -122,3 +131,15 @@ def test_wrong_transitions_are_caught() -> None:
     table.release(slot)
     with pytest.raises(AssertionError):
         table.release(slot)
+
+
+def test_the_source_of_a_copy_is_used_until_the_slot_is_open() -> None:
+    """OPENED tells once which run the slot has copied from, and ends its waiting."""
+    table: SlotTable[str] = SlotTable(1)
+    table.open(0, 1, "owner", SlotMemory(run=2, writes=True, prefix=20, source=5))
+    table.wait(table[0])
+    assert table[0].waiting
+    assert table.opened(table[0]) == 5
+    assert (table[0].waiting, table[0].memory.source, table[0].memory.run) == (False, 0, 2)
+    table.close(table[0])
+    assert table.opened(table[0]) == 0
