@@ -50,13 +50,6 @@ class OverloadedError(RequestError):
         self.retry_after_s = retry_after_s
 
 
-class TimedOutError(RequestError):
-    """The request's own timeout_s is over: 504."""
-
-    status = 504
-    type = "server_error"
-
-
 class EngineFaultError(RequestError):
     """The engine died or failed this request after it was accepted: 500."""
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from colibrid.batch.request import ExpertPolicy, GenerateRequest, Sampling
 
 _MAX_SEED = (1 << 64) - 1
-MAX_TIMEOUT_S = 86400  # a day
 MAX_PRIORITY = 1000
 _TINY = 1.2e-38  # about the smallest normal float32, which the engine computes with: below it nothing is above 0
 
@@ -26,8 +25,6 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
     """RequestError (400) naming field, value, limit and remedy if the request can never be served."""
     if not 1 <= request.n <= info.slots:
         raise _error("n", request.n, f"1 to {info.slots}, the number of slots")
-    if request.timeout_s is not None and not 0 < request.timeout_s <= MAX_TIMEOUT_S:
-        raise _error("timeout_s", request.timeout_s, f"above 0, up to {MAX_TIMEOUT_S}")
     if abs(request.priority) > MAX_PRIORITY:
         raise _error("priority", request.priority, f"{-MAX_PRIORITY} to {MAX_PRIORITY}")
     _check_lengths(request, info)

@@ -64,7 +64,6 @@ class LiveGeneration:
         self.choice = choice
         self.group: Group | None = None  # with which it was queued last
         self.lead: LiveGeneration | None = None  # another choice that computed the prompt for it
-        self.deadline: asyncio.TimerHandle | None = None
         self.read_prompt: Callable[[], tuple[TokenRecord, ...]] = tuple  # set when the prompt is complete
         self.result: GenerateResult | None = None
         self.clock = Clock(now)
@@ -116,8 +115,6 @@ class LiveGeneration:
     def _end(self) -> None:
         self._ended = True
         self.place = None
-        if self.deadline is not None:
-            self.deadline.cancel()
         self.wake()
 
     # ------------------------------------------------------------- consumer

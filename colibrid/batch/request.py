@@ -46,7 +46,6 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1  # choices: 1 .. slots; the prompt is computed once
     tenant: str = ""  # whose prompts may share computed beginnings with this one (batch.prefix_reuse)
     priority: int = 0  # a lower one is placed earlier
-    timeout_s: float | None = None  # from submission to the end; then TimedOutError
     masked: bool = False  # each output position waits for Generation.submit_mask
     pooling: Pooling | None = None  # with max_tokens 0: the prompt's hidden state as GenerateResult.pooled
 

@@ -20,7 +20,7 @@ from colibrid.batch.fanout import FanOut, Tally
 from colibrid.batch.generation import LiveGeneration
 from colibrid.batch.placer import Model, Placer
 from colibrid.batch.request import ExpertPolicy, GenerateRequest
-from colibrid.errors import EngineFaultError, OverloadedError, RequestError, TimedOutError
+from colibrid.errors import EngineFaultError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -198,22 +198,16 @@ class Scheduler:
                 code="server_is_overloaded",
                 retry_after_s=self._retry_after_s(),
             )
+        now = asyncio.get_running_loop().time()
         generations = []
         for request in requests:
-            members = [self._live(request, choice) for choice in range(request.n)]
+            members = [LiveGeneration(request, self, now, choice) for choice in range(request.n)]
             generations += members
             self._placer.add(members, self._scope(request))
         self._tally.submitted += len(generations)
         self._idle.clear()
         self._after_submit()
         return tuple(generations)
-
-    def _live(self, request: GenerateRequest, choice: int) -> LiveGeneration:
-        loop = asyncio.get_running_loop()
-        generation = LiveGeneration(request, self, loop.time(), choice)
-        if request.timeout_s is not None:
-            generation.deadline = loop.call_later(request.timeout_s, self._timed_out, generation)
-        return generation
 
     def _scope(self, request: GenerateRequest) -> Hashable | None:
         """Whose prompts may share computed beginnings with this one; None: nobody's.
@@ -292,19 +286,6 @@ class Scheduler:
         result = self._fan_out.result(session.channel, place.slot, generation, "stop", None)
         self._let_go(generation)
         self._tally.finish(generation, result)
-
-    def _timed_out(self, generation: LiveGeneration) -> None:
-        """The request's own time is over, wherever it is."""
-        if generation.ended:
-            return
-        self._let_go(generation)
-        error = TimedOutError(
-            f"timeout_s = {generation.request.timeout_s} is over and the request is not complete; send more time or a "
-            "lower max_tokens",
-            param="timeout_s",
-            code="timeout",
-        )
-        self._tally.fail(generation, error)
 
     def _let_go(self, generation: LiveGeneration) -> None:
         self._placer.let_go(generation)

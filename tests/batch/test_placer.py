@@ -68,6 +68,24 @@ async def session(scheduler: Scheduler, engine: FakeEngine) -> FakeSession:
     return engine.become_ready()
 
 
+# ------------------------------------------------------------------------ order
+
+
+async def test_a_lower_priority_is_placed_earlier(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """Whoever has the lower number goes first, equals in the order of their arrival; what runs is left alone."""
+    running = [scheduler.submit(request_of(max_tokens=4, priority=5)) for _ in range(SLOTS)]
+    await settle()
+    waiting = [scheduler.submit(request_of(seed=i, priority=i % 3 - 1)) for i in range(6)]
+    await step(session, 3)
+    assert not any(generation.ended for generation in running)
+    await step(session)
+    assert all(generation.ended for generation in running)
+    placed = {one.place.slot: i for i, one in enumerate(waiting) if one.place is not None}
+    assert placed == {0: 0, 1: 3, 2: 1, 3: 4}
+
+
 # ---------------------------------------------------------------------- choices
 
 
@@ -226,16 +244,6 @@ async def test_choices_of_a_lost_engine_fail_together(
             await collect(generation)
     assert scheduler.idle
     scheduler._placer.check()
-
-
-async def test_time_is_over_for_all_choices(scheduler: Scheduler, session: FakeSession, request_of: RequestOf) -> None:
-    """Running and reserved ones alike."""
-    generations = scheduler.submit_all([request_of(prompt=PROMPT, n=3, max_tokens=50, timeout_s=0.02)])
-    await settle()
-    await asyncio.sleep(0.04)
-    await step(session)
-    assert all(generation.ended for generation in generations)
-    assert scheduler.idle
 
 
 # ----------------------------------------------------------------- prefix reuse

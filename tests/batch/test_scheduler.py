@@ -14,7 +14,7 @@ from colibrid.batch.scheduler import Scheduler
 from colibrid.config.settings import BatchSettings, ExpertsSettings
 from colibrid.engine import abi
 from colibrid.engine.channel import Event
-from colibrid.errors import EngineFaultError, OverloadedError, RequestError, TimedOutError
+from colibrid.errors import EngineFaultError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
     from colibrid.batch.generation import LiveGeneration
@@ -682,61 +682,3 @@ async def test_masks_of_an_engine_that_died_are_forgotten(
     await step(fresh, 2)
     assert await collect(masked) == [9]
     assert sum(command.kind == abi.CommandKind.SET for push in fresh.channel.pushed for command in push) == 1
-
-
-# ------------------------------------------------------------ priority and time
-
-
-async def test_a_lower_priority_is_placed_earlier(
-    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
-) -> None:
-    """Whoever has the lower number goes first, equals in the order of their arrival; what runs is left alone."""
-    running = [scheduler.submit(request_of(max_tokens=4, priority=5)) for _ in range(SLOTS)]
-    await settle()
-    waiting = [scheduler.submit(request_of(seed=i, priority=i % 3 - 1)) for i in range(6)]
-    await step(session, 3)
-    assert not any(generation.ended for generation in running)
-    await step(session)
-    assert all(generation.ended for generation in running)
-    placed = {one.place.slot: i for i, one in enumerate(waiting) if one.place is not None}
-    assert placed == {0: 0, 1: 3, 2: 1, 3: 4}
-
-
-async def test_a_request_ends_when_its_time_is_over(
-    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
-) -> None:
-    """Running or waiting, it fails with 504 and gives its place back; what has arrived is still delivered."""
-    running = scheduler.submit(request_of(max_tokens=100, timeout_s=0.05))
-    others = [scheduler.submit(request_of(max_tokens=100, seed=i)) for i in range(SLOTS - 1)]
-    waiting = scheduler.submit(request_of(timeout_s=0.05))
-    await settle()
-    await step(session, 2)
-    received: list[int] = []
-    with pytest.raises(TimedOutError, match=r"timeout_s = 0\.05") as caught:
-        async for records in running:
-            received += [record.token for record in records]
-    assert (caught.value.status, caught.value.param, caught.value.code) == (504, "timeout_s", "timeout")
-    assert received == expected_tokens((1, 2, 3), 0, 2)
-    with pytest.raises(TimedOutError):
-        await collect(waiting)
-    await step(session, 2)
-    assert scheduler.counts.running == SLOTS - 1
-    assert scheduler.counts.failed == 2
-    assert not any(generation.ended for generation in others)
-
-
-async def test_a_request_that_ends_in_time_has_no_timer_left(
-    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
-) -> None:
-    """A deadline ends with its request, however that ends."""
-    done = scheduler.submit(request_of(max_tokens=1, timeout_s=0.05))
-    left = scheduler.submit(request_of(max_tokens=9, timeout_s=0.05))
-    await settle()
-    await step(session, 2)
-    left.cancel()
-    for generation in (done, left):
-        assert generation.deadline is not None
-        assert generation.deadline.cancelled()
-    await asyncio.sleep(0.06)
-    assert done.result is not None
-    assert scheduler.counts.failed == 0

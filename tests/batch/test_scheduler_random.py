@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from colibrid.batch.interfaces import EngineInfo
 from colibrid.batch.plan import reserved_tokens
 from colibrid.batch.request import ExpertPolicy, GenerateRequest, Sampling
-from colibrid.batch.scheduler import Scheduler
+from colibrid.batch.scheduler import _RETRY_PUSH_S, Scheduler
 from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings
 from colibrid.engine.abi import Status
 from colibrid.errors import EngineFaultError, OverloadedError, RequestError
@@ -183,7 +183,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(full=st.booleans())
     def fill_the_command_ring(self, full: bool) -> None:
         assert self.engine.session is not None
+        if self.engine.session.channel.full and not full:
+            self.engine.session.channel.full = False
+            self.wait_for_the_next_push()
         self.engine.session.channel.full = full
+
+    def wait_for_the_next_push(self) -> None:
+        """A push that found the ring full is tried again after a while."""
+        self.call(time.sleep, 2 * _RETRY_PUSH_S)
 
     @precondition(lambda self: self.engine.session is not None)
     @rule()
@@ -247,7 +254,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.engine.session is not None
         channel = self.engine.session.channel
         channel.full, channel.unusable, channel.fail_status = False, 0, None
-        time.sleep(0.01)  # a push that found the ring full is tried again
+        self.wait_for_the_next_push()
         for client in self.clients:
             self.call(client.read_now)
         for _ in range(KV_TOKENS * (SLOTS + QUEUE)):

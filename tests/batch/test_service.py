@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 60.0
 SETTINGS = Settings(model=ModelSettings(max_seq_len=512))
+WITHOUT_REUSE = msgspec.structs.replace(SETTINGS, batch=BatchSettings(prefix_reuse="off"))
 MIXES = 200
 VARIED_REQUESTS = 40
 
@@ -111,7 +112,6 @@ def varied_request(number: int) -> GenerateRequest:
         logprobs=dice.choice([None, 0, 3]),
         prompt_logprobs=dice.choice([None, None, 2]),
         experts=dice.choice([ExpertPolicy(), ExpertPolicy(per_token=1), ExpertPolicy(threshold=0.6)]),
-        choice=dice.choice([0, 1]),
     )
 
 
@@ -123,7 +123,7 @@ def outcome(records: list[TokenRecord], result: GenerateResult) -> bytes:
 
 async def test_neighbours_never_change_a_result(start: Start) -> None:
     """In 200 random mixes over 1 to 32 slots each output is bit-identical to its solo run, also after a restart."""
-    service = await start()
+    service = await start(WITHOUT_REUSE)  # which would change what usage tells
     requests = [varied_request(number) for number in range(VARIED_REQUESTS)]
     solo = [outcome(*await service.ask(request)) for request in requests]
     assert len(set(solo)) > VARIED_REQUESTS // 2
@@ -278,6 +278,88 @@ async def test_more_requests_than_memory_all_end(start: Start) -> None:
     assert {outcome(*found) for found in results} == {reference}
     with pytest.raises(RequestError, match="KV memory"):
         small.scheduler.submit(request_of(max_tokens=400))
+
+
+def turns_of(number: int) -> list[GenerateRequest]:
+    """A conversation, or requests behind a system prompt: what earlier ones computed is the beginning of later ones."""
+    dice = random.Random(number)
+    system = tuple(random.Random(number % 3).randrange(4000) for _ in range(40 + 40 * (number % 3)))
+    turns = []
+    for turn in range(3):
+        more = varied_request(1000 * number + turn)
+        prompt = (*system, *more.prompt_ids[: dice.randint(1, 20)])
+        turns.append(msgspec.structs.replace(more, prompt_ids=prompt, n=dice.choice([1, 1, 2])))
+        system = (*prompt, *(dice.randrange(4000) for _ in range(9))) if turn else prompt
+    return turns
+
+
+async def whole(service: Service, request: GenerateRequest) -> list[bytes]:
+    """All that a client sees of each choice, but for times and counts of work."""
+
+    async def one(generation: LiveGeneration) -> bytes:
+        records = [record async for batch in generation for record in batch]
+        assert generation.result is not None
+        result = msgspec.structs.replace(generation.result, cached_tokens=0, experts=None)  # type: ignore[arg-type]
+        return outcome(records + list(generation.prompt_records), result)
+
+    return await asyncio.gather(*map(one, service.scheduler.submit_all([request])))
+
+
+async def test_reuse_changes_no_bit(start: Start) -> None:
+    """In random mixes of conversations, system prompts and choices, outputs are those of a service that reuses nothing.
+
+    Each prompt token of a conversation is computed once, where nobody else's needs its memory.
+    """
+    plain = await start(WITHOUT_REUSE)
+    requests = [request for number in range(12) for request in turns_of(number)]
+    expected = [await whole(plain, request) for request in requests]
+    computed = plain.stats()["tokens_prefill"]
+    service = await start()
+    dice = random.Random(3)
+    for _ in range(6):
+        order = dice.sample(range(len(requests)), len(requests))
+        while order:
+            picks = [order.pop() for _ in range(min(len(order), dice.randint(1, 12)))]
+            found = await asyncio.gather(*(whole(service, requests[pick]) for pick in picks))
+            assert found == [expected[pick] for pick in picks]
+            service.scheduler._placer.check()
+    stats = service.stats()
+    assert stats["allocations_after_open"] == 0
+    assert stats["tokens_prefill"] < 6 * computed / 2
+    service.supervisor.check()
+    await service.ask(request_of())
+    assert service.scheduler.readiness.restarts == 0
+
+
+async def test_a_second_turn_computes_its_new_tokens_only(start: Start) -> None:
+    """After 1,500 tokens of conversation, the next turn computes what was added and nothing else."""
+    service = await start(msgspec.structs.replace(SETTINGS, model=ModelSettings(max_seq_len=2048)))
+    dice = random.Random(8)
+    prompt = tuple(dice.randrange(4000) for _ in range(1500))
+    records, first = await service.ask(request_of(prompt, max_tokens=20))
+    before = service.stats()["tokens_prefill"]
+    assert (before, first.cached_tokens) == (1500, 0)
+    turn = (*prompt, *(record.token for record in records), 7, 8, 9)
+    _, second = await service.ask(request_of(turn, max_tokens=4))
+    assert second.cached_tokens == 1519  # the answer's last token never went in
+    assert second.prompt_tokens == 1523
+    assert service.stats()["tokens_prefill"] - before == 4
+
+
+async def test_the_prompt_of_many_choices_is_computed_once(start: Start) -> None:
+    """Eight choices cost the prompt and seven tokens, and come out as they would alone."""
+    service = await start(WITHOUT_REUSE)
+    sampling = Sampling(seed=5, temperature=1.0)
+    request = request_of(tuple(range(100, 200)), max_tokens=12, sampling=sampling, logprobs=2)
+    together = await whole(service, msgspec.structs.replace(request, n=8))
+    assert service.stats()["tokens_prefill"] == 107
+    assert len(set(together)) == 8
+    assert [together[0]] == await whole(service, request)
+    assert together[:3] == await whole(service, msgspec.structs.replace(request, n=3))
+    end = time.monotonic() + DEADLINE_S
+    while service.stats()["kv_bytes_used"]:
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
 
 
 async def test_an_idle_service_needs_no_processor(start: Start) -> None:

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import engine_device
-import msgspec
 import numpy as np
 import pytest
 from in_process import Answer, InProcessEngine, ask, crc32c
 from random_cases import CUDA_CASES, Case, prompts_of
 from random_checkpoints import write_checkpoint
 
-from colibrid.engine import abi
 from colibrid.errors import ColibridError, EngineError, ModelError
 from colibrid.model.convert import convert
 from colibrid.model.dummy import write_dummy_pack
@@ -71,57 +69,6 @@ def _centred(records: list[SlotRecord]) -> NDArray[np.float64]:
         for token, logprob in record.top:
             row[token] = logprob
     return rows - rows.mean(axis=1, keepdims=True)
-
-
-def test_masks_are_waited_for_by_their_slot_alone(device: Device, tiny: Path) -> None:
-    """Each token of a masked slot is the likeliest that its mask allows, when the mask is there; others go on."""
-    prompt = _prompts(CUDA_CASES[0])[1]
-    free, masked = ask(prompt, NEW_TOKENS), ask(prompt, 3, top=ALL)
-    masked = msgspec.structs.replace(masked, flags=masked.flags | abi.RequestFlag.MASKED)
-    with InProcessEngine(tiny, slots=2, kv="fp16", max_seq_len=64, device=device, **SMALL) as engine:
-        generation = engine.start(0, masked)
-        engine.start(1, free)
-        tokens = [event for event in engine.settle() if event.kind == abi.EventKind.TOKEN]
-        assert [event.slot for event in tokens] == [1] * NEW_TOKENS
-        for position, allowed in enumerate(([3, 17, 9], [5], [0, 1, 2, 19])):
-            engine.allow(0, generation, position, allowed)
-            (event,) = engine.settle()
-            likeliest = dict(engine.channel.record(0, event.record).top)
-            assert (event.slot, event.position) == (0, position)
-            assert event.token == max(allowed, key=lambda token: likeliest[token])
-        engine.check()
-
-
-def test_prefix_runs_change_no_bit(device: Device, tiny: Path) -> None:
-    """A prompt gets the same records alone, behind a prefix of any length, and when that is copied into a new run."""
-    prompt = _prompts(CUDA_CASES[0])[1]
-    plain = ask(prompt, NEW_TOKENS, top=ALL)
-    plain = msgspec.structs.replace(plain, flags=abi.RequestFlag.LOGPROBS)
-    with InProcessEngine(tiny, slots=2, kv="fp16", max_seq_len=64, device=device, **SMALL) as engine:
-        (alone,) = engine.run([plain])
-        (first,) = engine.run([msgspec.structs.replace(plain, publish_run=1)])
-        answers = [first]
-        for length in (1, 15, 16, 17, len(prompt) - 1):
-            shared = msgspec.structs.replace(plain, prefix_run=1, prefix_tokens=length)
-            copied = msgspec.structs.replace(shared, publish_run=2)
-            again = msgspec.structs.replace(plain, prefix_run=2, prefix_tokens=len(prompt) - 1)
-            for request in (shared, copied, again):
-                (answer,) = engine.run([request])
-                assert answer.usage is not None
-                assert answer.usage.cached_tokens == request.prefix_tokens
-                answers.append(answer)
-            engine.release_run(2)
-        assert all(answer.records == alone.records for answer in answers)
-        longer = msgspec.structs.replace(
-            plain, prompt_ids=[*prompt, *alone.tokens[:-1], 3], prefix_run=1, prefix_tokens=len(prompt) + 1
-        )
-        (answer,) = engine.run([longer])
-        assert answer.usage is not None
-        assert answer.usage.cached_tokens == 0  # the output was not computed as a prompt is
-        engine.release_run(1)
-        engine.settle()
-        assert engine.stats().kv_bytes_used == 0
-        assert engine.stats().allocations_after_open == 0
 
 
 def test_dummy_weights_are_those_of_the_cpu(device: Device, tmp_path: Path) -> None:
