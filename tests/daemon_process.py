@@ -81,12 +81,17 @@ class DaemonProcess:
 
     @contextlib.contextmanager
     def open(
-        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        raw: bytes | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
-        """One request on its own connection, its answer unread."""
+        """One request on its own connection, its answer unread; `raw` in place of a body to be encoded."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
         try:
-            data = None if body is None else json.dumps(body)
+            data = raw if body is None else json.dumps(body)
             connection.request(method, path, data, {"content-type": "application/json", **(headers or {})})
             yield connection.getresponse()
         finally:

@@ -13,9 +13,10 @@ import msgspec
 from aiohttp import web
 
 from colibrid.errors import RequestError
+from colibrid.http.context import current
 from colibrid.http.errors import BodyTimeoutError, BodyTooLargeError, MediaTypeError, shown
-from colibrid.http.limits import BODY_TIMEOUT_S, MAX_MESSAGES, OTHER_FIELDS_BYTES
-from colibrid.http.outline import check_outline
+from colibrid.http.limits import BODY_TIMEOUT_S, INLINE_BODY_BYTES, MAX_MESSAGES, OTHER_FIELDS_BYTES
+from colibrid.http.outline import check_outline, keys_of_object
 from colibrid.http.state import STATE
 from colibrid.http.types import Message, Refused
 
@@ -30,11 +31,25 @@ _NOTHING = msgspec.Raw()
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
-async def read_json(request: web.Request, max_bytes: int, *long_fields: LongField) -> dict[str, Any]:
-    """The body as a JSON object, which only `long_fields` may make large.
+async def read_body(
+    request: web.Request, kind: type[Body], refused: Mapping[str, Refused], *long_fields: LongField
+) -> Body:
+    """The typed body of a request, which only `long_fields` may make large; fields unknown to the API go to the context.
 
     Raises RequestErrors of status 400, 408, 413 and 415.
     """
+    settings = request.app[STATE].settings.server
+    raw = await _read(request, settings.max_body_bytes)
+    work = functools.partial(_typed, raw, kind, refused, long_fields, strict=settings.strict)
+    if len(raw) <= INLINE_BODY_BYTES:
+        body, ignored = work()
+    else:  # one thread for all: several large bodies at a time would keep the event loop from the interpreter's lock
+        body, ignored = await asyncio.get_running_loop().run_in_executor(request.app[STATE].reader, work)
+    current(request).ignored = ignored
+    return body
+
+
+async def _read(request: web.Request, max_bytes: int) -> bytes:
     if "Content-Encoding" in request.headers:
         raise MediaTypeError("Compressed bodies are not accepted; send the body without Content-Encoding.")
     kind = request.content_type
@@ -49,16 +64,18 @@ async def read_json(request: web.Request, max_bytes: int, *long_fields: LongFiel
         raise too_large
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            raw = await request.read()
+            return await request.read()
     except TimeoutError as error:
         raise BodyTimeoutError(f"The body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster.") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise too_large from error
-    if len(raw) <= OTHER_FIELDS_BYTES:
-        return decode_object(raw, long_fields)
-    # One thread for all: several large bodies at a time would keep the event loop from the interpreter's lock.
-    decode = functools.partial(decode_object, raw, long_fields)
-    return await asyncio.get_running_loop().run_in_executor(request.app[STATE].reader, decode)
+
+
+def _typed(
+    raw: bytes, kind: type[Body], refused: Mapping[str, Refused], long_fields: Sequence[LongField], *, strict: bool
+) -> tuple[Body, list[str]]:
+    """`parse` of what `decode_object` finds. May run in another thread."""
+    return parse(decode_object(raw, long_fields), kind, refused, strict=strict)
 
 
 class _LongFields(msgspec.Struct):
@@ -91,6 +108,8 @@ def decode_object(raw: bytes, long_fields: Sequence[LongField]) -> dict[str, Any
         raise RequestError(f"The body is not valid JSON ({error}); correct it.", code="invalid_json") from error
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object; send one.", code="invalid_json")
+    if len(value) != keys_of_object(raw):
+        raise RequestError("The body has a field twice; send each field once.", code="invalid_json")
     return value
 
 
@@ -157,10 +176,10 @@ def _check_off(name: str, value: object, rule: Refused) -> None:
 def _unknown_in_messages(messages: object) -> list[str]:
     if not isinstance(messages, list) or len(messages) > MAX_MESSAGES:  # too many are refused, whatever is in them
         return []
-    known = {field.encode_name for field in msgspec.structs.fields(Message)}
+    known = frozenset(field.encode_name for field in msgspec.structs.fields(Message))
     unknown: set[str] = set()
     for message in messages:
-        if isinstance(message, dict):
+        if isinstance(message, dict) and not known.issuperset(message):
             # SDKs send their answers back with null and empty fields: these say nothing.
             unknown.update(name for name in message.keys() - known if message[name] not in (None, [], {}))
     return sorted(f"messages.{name}" for name in unknown)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from colibrid.http.answer import answer
-from colibrid.http.body import parse, read_json
+from colibrid.http.body import read_body
 from colibrid.http.constraint import asked_grammar, constrained
-from colibrid.http.context import current
 from colibrid.http.envelope import Envelope
 from colibrid.http.logprobs import chat_logprobs, prompt_logprobs
 from colibrid.http.messages import chat_prompt
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answers a conversation."""
     state = request.app[STATE]
-    raw = await read_json(request, state.settings.server.max_body_bytes, "messages")
-    body, current(request).ignored = parse(raw, ChatBody, CHAT_REFUSED, strict=state.settings.server.strict)
+    body = await read_body(request, ChatBody, CHAT_REFUSED, "messages")
     check_model(body.model, state)
     answer_id = f"chatcmpl-{secrets.token_hex(12)}"
     grammar = asked_grammar(body)

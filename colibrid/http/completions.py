@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from colibrid.http.answer import answer
-from colibrid.http.body import parse, read_json
+from colibrid.http.body import read_body
 from colibrid.http.constraint import asked_grammar, constrained
-from colibrid.http.context import current
 from colibrid.http.envelope import Envelope
 from colibrid.http.logprobs import LegacyLogprobs, prompt_logprobs, text_and_offsets
 from colibrid.http.params import completion_job
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 async def completions(request: web.Request) -> web.StreamResponse:
     """Completes one prompt or several."""
     state = request.app[STATE]
-    raw = await read_json(request, state.settings.server.max_body_bytes, "prompt")
-    body, current(request).ignored = parse(raw, CompletionBody, COMPLETION_REFUSED, strict=state.settings.server.strict)
+    body = await read_body(request, CompletionBody, COMPLETION_REFUSED, "prompt")
     answer_id = f"cmpl-{secrets.token_hex(12)}"
     grammar = asked_grammar(body)
     job = await constrained(await completion_job(body, state, answer_id), grammar, state)

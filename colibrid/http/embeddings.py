@@ -15,7 +15,7 @@ from aiohttp import web
 
 from colibrid.batch.request import GenerateRequest, Sampling
 from colibrid.errors import EngineFaultError, OverloadedError, RequestError
-from colibrid.http.body import parse, read_json
+from colibrid.http.body import read_body
 from colibrid.http.context import current
 from colibrid.http.limits import MAX_INPUTS
 from colibrid.http.params import check_model, encode_prompts, expert_policy, prompt_entries
@@ -37,8 +37,7 @@ _ROOM_S = 0.02  # until the queue is looked at again by a request of which some 
 async def embeddings(request: web.Request) -> web.Response:
     """Embeds one text or several."""
     state = request.app[STATE]
-    raw = await read_json(request, state.settings.server.max_body_bytes, "input")
-    body, current(request).ignored = parse(raw, EmbeddingsBody, EMBEDDINGS_REFUSED, strict=state.settings.server.strict)
+    body = await read_body(request, EmbeddingsBody, EMBEDDINGS_REFUSED, "input")
     requests = await _requests(body, state)
     results = await _run(requests, state.scheduler)
     usage = _note(request, state, results)

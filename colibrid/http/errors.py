@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -98,10 +99,23 @@ class InternalError(RequestError):
 def shown(value: object) -> str:
     """A client's value as error messages show it: JSON, shortened, on one line."""
     try:
-        text = msgspec.json.encode(value).decode("utf-8", "replace")
+        text = msgspec.json.encode(_head_of(value)).decode("utf-8", "replace")
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
         text = "a value that JSON cannot hold"
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
+def _head_of(value: object) -> object:
+    """As much of `value` as can be shown: to write down all of a large one would take long."""
+    if isinstance(value, str):
+        return value[: _SHOWN_CHARS + 1]
+    if isinstance(value, list):
+        return [_head_of(entry) for entry in value[: _SHOWN_CHARS // 2]]
+    if isinstance(value, dict):
+        return {
+            str(key)[: _SHOWN_CHARS + 1]: _head_of(entry) for key, entry in islice(value.items(), _SHOWN_CHARS // 4)
+        }
+    return value
 
 
 def error_object(error: RequestError) -> dict[str, object]:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from colibrid.errors import RequestError
 from colibrid.http.answer import answer
-from colibrid.http.body import parse, read_json
+from colibrid.http.body import read_body
 from colibrid.http.completions import CompletionChoiceWriter, CompletionWriter
-from colibrid.http.context import current
 from colibrid.http.params import completion_job
 from colibrid.http.state import STATE
 from colibrid.http.types import GENERATE_REFUSED, CompletionBody, GenerateBody
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 async def generate(request: web.Request) -> web.StreamResponse:
     """Completes one prompt."""
     state = request.app[STATE]
-    raw = await read_json(request, state.settings.server.max_body_bytes, "prompt")
-    short, current(request).ignored = parse(raw, GenerateBody, GENERATE_REFUSED, strict=state.settings.server.strict)
+    short = await read_body(request, GenerateBody, GENERATE_REFUSED, "prompt")
     _check_single(short.prompt)
     body = CompletionBody(
         prompt=short.prompt,

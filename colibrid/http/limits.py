@@ -7,12 +7,14 @@ from colibrid.engine.abi import MAX_TOP_LOGPROBS as MAX_LOGPROBS
 
 __all__ = [
     "BODY_TIMEOUT_S",
+    "INLINE_BODY_BYTES",
     "MAX_BIAS",
     "MAX_EXPERTS_PER_TOKEN",
     "MAX_INPUTS",
     "MAX_JSON_CONTAINERS",
     "MAX_JSON_DEPTH",
     "MAX_JSON_KEYS",
+    "MAX_JSON_STRINGS",
     "MAX_JSON_VALUES",
     "MAX_LISTED_TOKENS",
     "MAX_LOGPROBS",
@@ -33,11 +35,13 @@ MAX_PROMPTS = 256  # prompts of one request
 MAX_INPUTS = 2048  # texts of one request for embeddings
 MAX_MESSAGES = 4096  # messages of one request
 OTHER_FIELDS_BYTES = 256 << 10  # of a body beside prompt and messages
+INLINE_BODY_BYTES = 32 << 10  # decoded on the event loop, within 2 ms whatever is in it; larger ones in a thread
 BODY_TIMEOUT_S = 30.0  # for the whole body to arrive
 WRITE_TIMEOUT_S = 30.0  # a reader that takes nothing for so long is cut off
 MAX_JSON_DEPTH = 128  # levels of a body
 MAX_JSON_CONTAINERS = 1 << 16  # lists and objects of a body
-MAX_JSON_KEYS = 1 << 17  # of all objects of a body
-MAX_JSON_VALUES = 1 << 20  # in all lists and objects of a body, token ids first of all
-MAX_LISTED_TOKENS = 1 << 18  # ids that /tokenize gives and /detokenize takes at a time
+MAX_JSON_KEYS = 1 << 16  # of all objects of a body
+MAX_JSON_STRINGS = 1 << 18  # of a body, keys among them
+MAX_JSON_VALUES = 1 << 19  # in all lists and objects of a body, token ids first of all
+MAX_LISTED_TOKENS = 1 << 17  # ids that /tokenize gives and /detokenize takes at a time
 MAX_TIMEOUT_S = 86400.0  # that a request may ask for

@@ -9,9 +9,12 @@ import msgspec
 
 from colibrid.errors import RequestError
 from colibrid.http.errors import shown
+from colibrid.http.outline import check_outline
 from colibrid.http.params import Prompt, too_many_tokens_refused, usable_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from colibrid.http.state import AppState
     from colibrid.http.types import ChatBody, Message
     from colibrid.text.template import ChatTemplate
@@ -44,6 +47,7 @@ async def chat_prompt(body: ChatBody, state: AppState) -> Prompt:
 
 def _rendered(body: ChatBody, state: AppState, template: ChatTemplate) -> str:
     """The prompt text, its special strings guarded. May run in another thread."""
+    check_outline(*_arguments(body.messages), what="messages: what tool calls pass", param="messages")
     continued = _check_ending(body)
     messages = [plain_message(message, index) for index, message in enumerate(body.messages)]
     if not template.knows("developer"):
@@ -60,6 +64,15 @@ def _rendered(body: ChatBody, state: AppState, template: ChatTemplate) -> str:
     )
     _check_bytes(text, state)
     return text
+
+
+def _arguments(messages: Sequence[Message]) -> Iterator[bytes]:
+    """What the arguments of tool calls say in JSON, which templates get decoded."""
+    for message in messages:
+        for call in message.tool_calls or ():
+            function = call.get("function")
+            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+                yield function["arguments"].encode("utf-8", "surrogatepass")
 
 
 def plain_message(message: Message, index: int) -> dict[str, Any]:

@@ -65,7 +65,9 @@ def prompt_entries(prompt: object, name: str = "prompt", most: int = MAX_PROMPTS
     if isinstance(prompt, str):
         return [_text_entry(prompt, name)]
     if not isinstance(prompt, list):
-        raise RequestError(f"{name}: expected a string, token ids or a list of these, not {shown(prompt)}.", param=name)
+        raise RequestError(
+            f"{name}: expected a string, token ids or a list of these, not {shown(prompt)}; correct it.", param=name
+        )
     if not prompt:
         raise _empty(name)
     if type(prompt[0]) is int:
@@ -83,7 +85,7 @@ def _entry(entry: object, name: str) -> str | list[int]:
         return _text_entry(entry, name)
     if isinstance(entry, list):
         return _id_entry(entry, name)
-    raise RequestError(f"{name}: expected a string or token ids, not {shown(entry)}.", param=name)
+    raise RequestError(f"{name}: expected a string or token ids, not {shown(entry)}; correct it.", param=name)
 
 
 def _text_entry(text: str, name: str) -> str:
@@ -127,8 +129,8 @@ async def encode_prompts(
     prompts = []
     for index, entry in enumerate(entries):
         name = field if len(entries) == 1 else f"{field}[{index}]"
+        await asyncio.sleep(0)  # many prompts together would hold the event loop for long
         if isinstance(entry, str):
-            await asyncio.sleep(0)  # many short prompts together would hold the event loop for long
             with too_many_tokens_refused(state, name):
                 ids = await state.text.tokenizer.encode_async(entry, add_special_tokens=add_special, most=most)
             if not ids:

@@ -73,7 +73,7 @@ _DEVIATIONS = """\
 - Embeddings are the hidden state after the final norm, mean or last position as the setting `embeddings.pooling` says,
   of length 1.
 - A body may be large in `prompt`, `messages`, `input` or `tokens` only: all its other fields together have at most 256 KiB. It
-  has at most 128 levels, 65,536 lists and objects, 131,072 keys and 1,048,576 values.
+  has at most 128 levels, 65,536 lists and objects, 65,536 keys, 262,144 strings and 524,288 values, and each field once.
 - Special-token strings are parsed in `/v1/completions` and are plain text in the contents of chat messages.
 - The role `developer` reads as `system` for templates that do not know it; text parts are joined by a newline.
 """

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from colibrid.errors import RequestError
 from colibrid.http.answer import json_response
-from colibrid.http.body import parse, read_json
-from colibrid.http.context import current
+from colibrid.http.body import read_body
 from colibrid.http.limits import MAX_LISTED_TOKENS
 from colibrid.http.messages import chat_prompt
 from colibrid.http.params import check_ids, check_model, check_prompt_bytes
@@ -29,8 +28,7 @@ _ONLY_MESSAGES = ("add_generation_prompt", "continue_final_message")
 async def tokenize(request: web.Request) -> web.Response:
     """The ids of a prompt or of messages, counted."""
     state = request.app[STATE]
-    raw = await read_json(request, state.settings.server.max_body_bytes, "prompt", "messages")
-    body, current(request).ignored = parse(raw, TokenizeBody, TOKENIZE_REFUSED, strict=state.settings.server.strict)
+    body = await read_body(request, TokenizeBody, TOKENIZE_REFUSED, "prompt", "messages")
     check_model(body.model, state)
     ids = await _ids_of(body, state)
     found: dict[str, Any] = {"count": len(ids), "max_model_len": state.scheduler.info.max_seq_len, "tokens": ids}
@@ -72,8 +70,7 @@ async def _plain_ids(text: str, state: AppState, *, add_special: bool) -> Sequen
 async def detokenize(request: web.Request) -> web.Response:
     """The text of ids."""
     state = request.app[STATE]
-    raw = await read_json(request, state.settings.server.max_body_bytes, "tokens")
-    body, current(request).ignored = parse(raw, DetokenizeBody, {}, strict=state.settings.server.strict)
+    body = await read_body(request, DetokenizeBody, {}, "tokens")
     check_model(body.model, state)
     if body.tokens:
         check_ids(body.tokens, state.scheduler.info.vocab_size, "tokens")

@@ -21,6 +21,7 @@ from colibrid.text.words import longest_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_MAX_BREAKS = 1 << 16  # of one text
 _WINDOW = 1 << 18  # characters searched at once: a few milliseconds
 
 
@@ -55,6 +56,12 @@ class SpecialGuard:
         breaks += self._open_ends(text)
         if not breaks:
             return text
+        if len(breaks) > _MAX_BREAKS:  # each makes the text longer that the template renders in one go
+            raise RequestError(
+                f"The messages hold more than {_MAX_BREAKS} strings of special tokens; send less.",
+                param="messages",
+                code="string_above_max_length",
+            )
         pieces = []
         start = 0
         for position in sorted(set(breaks)):

@@ -199,6 +199,9 @@ async def test_bad_chat(server: Server, fields: dict[str, Any], param: str, part
         b'{"prompt": "\xff"}',
         b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"a": ' * 100_000,
+        b'{"prompt": "a", "prompt": "b"}',
+        b'{"prompt": "a", "zeta": {"a": 1}, "zeta": 2}',
+        b'{"prompt": "a", "\\u0070rompt": "b"}',
     ],
 )
 async def test_broken_json(server: Server, raw: bytes) -> None:
@@ -207,6 +210,12 @@ async def test_broken_json(server: Server, raw: bytes) -> None:
     assert answer.status == 400
     assert answer.error["type"] == "invalid_request_error"
     assert not server.service.seen
+
+
+async def test_inner_objects_may_repeat_names(server: Server) -> None:
+    """What is refused twice is a field of the request; names inside of fields are another matter."""
+    raw = b'{"prompt": "a", "max_tokens": 1, "zeta": {"prompt": 1, "max_tokens": {"a": "a:,{"}}}'
+    assert (await server.raw(COMPLETIONS, raw)).status == 200
 
 
 async def test_context_length_names_both_numbers(server: Server) -> None:

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from colibrid.errors import RequestError
 from colibrid.http import outline
-from colibrid.http.limits import MAX_JSON_CONTAINERS, MAX_JSON_DEPTH, MAX_JSON_KEYS, MAX_JSON_VALUES
+from colibrid.http.limits import (
+    MAX_JSON_CONTAINERS,
+    MAX_JSON_DEPTH,
+    MAX_JSON_KEYS,
+    MAX_JSON_STRINGS,
+    MAX_JSON_VALUES,
+)
 from colibrid.http.outline import check_outline
 
 values = st.recursive(
@@ -53,7 +59,7 @@ def test_strings_are_no_structure(value: str) -> None:
         (b"[" + b"[]," * MAX_JSON_CONTAINERS, MAX_JSON_CONTAINERS),
         (b"{" + b'"a":1,' * (MAX_JSON_KEYS + 1), MAX_JSON_KEYS),
         (b"[" + b"1," * (MAX_JSON_VALUES + 1), MAX_JSON_VALUES),
-        (b"[" + b'"",' * (MAX_JSON_VALUES + 1), MAX_JSON_VALUES),
+        (b"[" + b'"",' * (MAX_JSON_STRINGS + 1), MAX_JSON_STRINGS),
     ],
 )
 def test_more_than_any_request_needs_is_refused(raw: bytes, limit: int) -> None:
@@ -67,6 +73,25 @@ def test_what_requests_need_passes() -> None:
     check_outline(b"[" + b"1," * (MAX_JSON_VALUES - 1) + b"1]")
     check_outline(b"[" + b"[1]," * (MAX_JSON_CONTAINERS - 2) + b"[1]]")
     check_outline(b"[" * MAX_JSON_DEPTH + b"]" * MAX_JSON_DEPTH)
+
+
+def test_texts_count_together() -> None:
+    """What several texts hold is added up; the depth of each is its own."""
+    half = b"[" + b"[1]," * (MAX_JSON_CONTAINERS // 2 - 1) + b"1]"
+    check_outline(half, half)
+    with pytest.raises(RequestError, match=str(MAX_JSON_CONTAINERS)):
+        check_outline(half, half, half)
+    deep = b"[" * 100
+    check_outline(deep, deep, deep)
+
+
+@given(st.dictionaries(st.text(alphabet='{}:,"ab'), values), st.integers(1, 40))
+def test_keys_of_an_object_are_counted(value: Any, slice_bytes: int) -> None:
+    """Only its own keys count, whatever stands in strings and inside of it."""
+    raw = json.dumps(value, ensure_ascii=False).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outline, "_SLICE", slice_bytes)
+        assert outline.keys_of_object(raw) == len(value)
 
 
 @given(st.binary(max_size=300), st.integers(1, 20))

@@ -122,3 +122,12 @@ def test_normalised_text_forms_no_special_token(byte_level: Tokenizer) -> None:
     guard = SpecialGuard(folding.special_strings, folding.mark)
     ids = folding.encode_guarded("<|im_start|>" + guard.guard_text(wide) + "<|im_end|>")
     assert (ids.count(4092), ids.count(4093)) == (1, 1)
+
+
+def test_too_many_special_strings_are_refused(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text full of special strings is refused, with the limit, instead of growing without bound."""
+    monkeypatch.setattr("colibrid.text.guard._MAX_BREAKS", 3)
+    guard = SpecialGuard(byte_level.special_strings, byte_level.mark)
+    guard.guard_text("<|im_end|>" * 3)
+    with pytest.raises(RequestError, match="3"):
+        guard.guard_text("<|im_end|>" * 4)
