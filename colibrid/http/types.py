@@ -283,25 +283,61 @@ _COMMON_REFUSED: dict[str, Refused] = {
     "use_beam_search": Refused((False,)),
     "priority": Refused((0,)),
 }
-COMPLETION_REFUSED: dict[str, Refused] = _COMMON_REFUSED
-CHAT_REFUSED: dict[str, Refused] = _COMMON_REFUSED | {
-    "tools": Refused(([],), "describe the tools in a system message"),
-    "tool_choice": Refused(("none",)),
-    "parallel_tool_calls": Refused(),
-    "functions": Refused(([],), "describe them in a system message"),
-    "function_call": Refused(("none",)),
-    "chat_template": Refused((), "the model's own template is used"),
-    "chat_template_kwargs": Refused(({},)),
-    "documents": Refused(([],), "put them into a message"),
-    "echo": Refused((False,), "use /v1/completions"),
-    "reasoning_effort": Refused(),
-    "verbosity": Refused(),
-    "service_tier": Refused(("auto", "default")),
-    "audio": Refused(),
-    "modalities": Refused((["text"],)),
-    "prediction": Refused(),
-    "web_search_options": Refused(),
+_ELSEWHERE: dict[str, Refused] = {  # fields of other servers that change the answer there
+    # vLLM
+    "allowed_token_ids": Refused(([],), "use structured_outputs or logit_bias"),
+    "bad_words": Refused(([],), "use logit_bias with the ids that /tokenize gives"),
+    "cache_salt": Refused((), "give each user a key: keys share no prefixes"),
+    "detokenize": Refused((True,), "use return_token_ids, and leave the text unread"),
+    "kv_transfer_params": Refused(({},)),
+    "length_penalty": Refused((1, 1.0)),
+    "logits_processors": Refused(([],), "use logit_bias or structured_outputs"),
+    "prompt_embeds": Refused((), "send text or token ids"),
+    "return_tokens_as_token_ids": Refused((False,), "use return_token_ids"),
+    "spaces_between_special_tokens": Refused((True,)),
+    "vllm_xargs": Refused(({},)),
+    # llama-server
+    "dry_multiplier": Refused((0, 0.0), "use frequency_penalty"),
+    "dynatemp_range": Refused((0, 0.0), "use temperature"),
+    "grammar": Refused(("",), "use structured_outputs.grammar"),
+    "image_data": Refused(([],)),
+    "json_schema": Refused((), "use structured_outputs.json"),
+    "lora": Refused(([],)),
+    "mirostat": Refused((0,), "use temperature and top_p"),
+    "n_keep": Refused((0,), "use truncate_prompt_tokens"),
+    "n_predict": Refused((), "use max_tokens"),
+    "n_probs": Refused((0,), "use logprobs"),
+    "repeat_last_n": Refused((), "leave it out: penalties are over the whole text"),
+    "repeat_penalty": Refused((1, 1.0), "use repetition_penalty"),
+    "samplers": Refused((), "leave it out: the order is penalties, bias, temperature, top_k, min_p, top_p"),
+    "t_max_predict_ms": Refused((0,), "use timeout_s"),
+    "top_n_sigma": Refused((-1, -1.0), "use min_p"),
+    "typical_p": Refused((1, 1.0), "use top_p"),
+    "xtc_probability": Refused((0, 0.0)),
 }
+COMPLETION_REFUSED: dict[str, Refused] = _COMMON_REFUSED | _ELSEWHERE
+CHAT_REFUSED: dict[str, Refused] = (
+    _COMMON_REFUSED
+    | _ELSEWHERE
+    | {
+        "tools": Refused(([],), "describe the tools in a system message"),
+        "tool_choice": Refused(("none",)),
+        "parallel_tool_calls": Refused(),
+        "functions": Refused(([],), "describe them in a system message"),
+        "function_call": Refused(("none",)),
+        "chat_template": Refused((), "the model's own template is used"),
+        "chat_template_kwargs": Refused(({},)),
+        "documents": Refused(([],), "put them into a message"),
+        "echo": Refused((False,), "use /v1/completions"),
+        "reasoning_effort": Refused(),
+        "verbosity": Refused(),
+        "service_tier": Refused(("auto", "default")),
+        "audio": Refused(),
+        "modalities": Refused((["text"],)),
+        "prediction": Refused(),
+        "web_search_options": Refused(),
+    }
+)
 GENERATE_REFUSED: dict[str, Refused] = {"stream": Refused((False,), "use /v1/completions")}
 TOKENIZE_REFUSED: dict[str, Refused] = {
     "tools": Refused(([],), "describe the tools in a system message"),

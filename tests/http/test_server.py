@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -153,6 +154,34 @@ async def test_request_ids(server: Server) -> None:
     assert (await server.post("/nothing", {})).headers["x-request-id"].startswith("req-")
     stream = await server.post("/v1/completions", {"prompt": "Hi", "stream": True}, **{"x-request-id": "s1"})
     assert stream.headers["x-request-id"] == "s1"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path)
+async def test_headers_of_every_answer(server: Server, route: Route) -> None:
+    """Each route, right or wrong, says who answered what in how long."""
+    path = route.path.replace("{id}", "x")
+    for method in (route.method, "DELETE"):
+        async with server.session.request(method, server.url + path) as response:
+            assert response.headers["x-request-id"].startswith("req-")
+            assert int(response.headers["openai-processing-ms"]) >= 0
+            assert response.headers["Server"] == "colibrid"
+            assert response.content_type == "application/json"
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.body is not None], ids=lambda route: route.path)
+async def test_bodies_that_do_not_come(server: Server, monkeypatch: pytest.MonkeyPatch, route: Route) -> None:
+    """On each route with a body, one that does not arrive in time is 408 with the contract's error."""
+    monkeypatch.setattr("colibrid.http.body.BODY_TIMEOUT_S", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    head = (
+        f"POST {route.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 50\r\n\r\n"
+    )
+    writer.write(head.encode() + b"{")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+    answer = await reader.readuntil(b"}}")
+    assert b"x-request-id: req-" in answer
+    assert b"0.05 s" in answer
+    writer.close()
 
 
 async def test_timing_headers(server: Server) -> None:
