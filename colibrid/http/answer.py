@@ -75,7 +75,8 @@ async def answer(
     request: web.Request, state: AppState, job: Job, writer: AnswerWriter, *, stream: bool
 ) -> web.StreamResponse:
     """Submits the job and answers. Ending early, for whatever reason, cancels it."""
-    generations = state.scheduler.submit_all(job.requests)
+    tenant = current(request).tenant
+    generations = state.scheduler.submit_all([msgspec.structs.replace(one, tenant=tenant) for one in job.requests])
     async with Choices(job, generations, state.text.tokenizer) as choices:
         if stream:
             return await _streamed(request, state, choices, writer, job.timeout_s)
@@ -104,17 +105,18 @@ async def _within(request: web.Request, timeout_s: float | None, work: Awaitable
 async def _whole(
     request: web.Request, state: AppState, choices: Choices, writer: AnswerWriter, timeout_s: float | None
 ) -> web.Response:
-    writers = [writer.choice(choice) for choice in choices.all]
+    writers = {choice: writer.choice(choice) for choice in choices.all}
 
     async def collect(choice: Choice) -> None:
-        target = writers[choice.index]
+        target = writers[choice]
         async for delta in choice.deltas():
             target.take(delta)
 
     await _within(request, timeout_s, choices.each(collect))
     usage = _note(request, state, choices)
     parts = []
-    for target in writers:
+    for choice in choices.best():
+        target = writers[choice]
         parts.append(msgspec.Raw(await _off_loop(state, target.weight, functools.partial(_encoded, target.whole))))
         await asyncio.sleep(0)  # many small choices together would hold the event loop for long
     whole = functools.partial(writer.whole, parts, usage)

@@ -44,21 +44,26 @@ class KeyRing:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def accepts(self, key: str) -> bool:
-        """True iff `key` is one of the keys; takes the same time whichever it is."""
+    def tenant_of(self, key: str) -> str | None:
+        """A name for whoever has `key`, which tells nothing of it; None unless it is one of the keys.
+
+        Takes the same time whichever it is.
+        """
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         found = False
         for known in self._digests:
             found |= hmac.compare_digest(digest, known)
-        return found
+        return digest.hex() if found else None
 
-    def check(self, headers: Mapping[str, str]) -> None:
-        """Raises InvalidKeyError unless the bearer key of `headers` is accepted."""
+    def check(self, headers: Mapping[str, str]) -> str:
+        """Whose bearer key `headers` have; empty without keys. Raises InvalidKeyError unless it is accepted."""
         if not self._digests:
-            return
+            return ""
         scheme, _, key = headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not self.accepts(key.strip()):
+        tenant = self.tenant_of(key.strip()) if scheme.lower() == "bearer" else None
+        if tenant is None:
             raise InvalidKeyError
+        return tenant
 
 
 def is_loopback(host: str) -> bool:

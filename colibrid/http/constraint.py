@@ -89,6 +89,6 @@ async def constrained(job: Job, grammar: Grammar | None, state: AppState) -> Job
     """The job with a mask for each position. Raises RequestError when the grammar cannot be used."""
     if grammar is None or not any(request.max_tokens for request in job.requests):
         return job
-    maskers = [await state.structured.masker(grammar) for _ in job.requests]
+    maskers = [await state.structured.masker(grammar) for request in job.requests for _ in range(request.n)]
     requests = [msgspec.structs.replace(request, masked=True) for request in job.requests]
     return dataclasses.replace(job, requests=tuple(requests), maskers=tuple(maskers))

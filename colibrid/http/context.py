@@ -19,6 +19,7 @@ class RequestContext:
 
     id: str
     started: float = field(default_factory=time.perf_counter)
+    tenant: str = ""  # whose API key it came with; empty where there are no keys
     ignored: list[str] = field(default_factory=list)  # fields unknown to the API
     server_timing: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)  # of the log line

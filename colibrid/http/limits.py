@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from colibrid.engine.abi import MAX_BIAS, MAX_STOP_IDS
+from colibrid.batch.admission import MAX_PRIORITY
+from colibrid.engine.abi import MAX_BIAS, MAX_SLOTS, MAX_STOP_IDS
 from colibrid.engine.abi import MAX_TOP_LOGPROBS as MAX_LOGPROBS
 
 __all__ = [
@@ -19,7 +20,9 @@ __all__ = [
     "MAX_LISTED_TOKENS",
     "MAX_LOGPROBS",
     "MAX_MESSAGES",
+    "MAX_PRIORITY",
     "MAX_PROMPTS",
+    "MAX_SLOTS",
     "MAX_STOPS",
     "MAX_STOP_CHARS",
     "MAX_STOP_IDS",

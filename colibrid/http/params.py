@@ -38,13 +38,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One accepted HTTP request: a sequence for each prompt, and how its ids become text."""
+    """One accepted HTTP request: a sequence for each choice of each prompt, and how its ids become text."""
 
     prompts: tuple[Prompt, ...]
-    requests: tuple[GenerateRequest, ...]
+    requests: tuple[GenerateRequest, ...]  # of each prompt
     output: OutputOptions
+    n: int = 1  # choices to give for each prompt
+    best_of: int = 1  # choices to generate for each prompt
     timeout_s: float | None = None  # for the whole answer, from the head of the request on
-    maskers: tuple[Masker, ...] = ()  # of each request, where a grammar says what the answer may be
+    maskers: tuple[Masker, ...] = ()  # of each choice, where a grammar says what the answer may be
 
 
 def check_model(name: str | None, state: AppState) -> None:
@@ -194,6 +196,7 @@ async def completion_job(body: CompletionBody, state: AppState, request_id: str)
         state,
         request_id,
         prompts=prompts,
+        best_of=_best_of(body),
         asked=("max_tokens", body.max_tokens),
         default_tokens=COMPLETION_TOKENS,
         logprobs=body.logprobs,
@@ -248,6 +251,7 @@ def chat_job(body: ChatBody, state: AppState, request_id: str, prompt: Prompt) -
         state,
         request_id,
         prompts=[prompt],
+        best_of=body.n or 1,
         asked=asked,
         default_tokens=state.settings.limits.max_tokens_default,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -263,17 +267,38 @@ def _check_common(body: SamplingBody) -> None:
                            param="truncate_prompt_tokens")  # fmt: skip
 
 
+def _best_of(body: CompletionBody) -> int:
+    """How many choices to generate for each prompt."""
+    n = body.n or 1
+    if not body.best_of:
+        return n
+    if body.best_of < n:
+        raise RequestError(
+            f"best_of = {body.best_of} is less than n = {n}; raise it, or leave it out.", param="best_of"
+        )
+    if body.best_of > n and body.stream:
+        raise RequestError("best_of does not work with stream: the best is known at the end; leave one out.",
+                           param="best_of")  # fmt: skip
+    return body.best_of
+
+
 def _job(
     body: SamplingBody,
     state: AppState,
     request_id: str,
     *,
     prompts: Sequence[Prompt],
+    best_of: int,
     asked: tuple[str, int | None],
     default_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> Job:
+    slots = state.scheduler.info.slots
+    if best_of > slots:
+        name = "n" if best_of == body.n else "best_of"
+        raise RequestError(f"{name} = {best_of} is more than the {slots} slots of this server; lower it.", param=name)
+    ranked = best_of > (body.n or 1)
     sampling = sampling_of(body, state)
     stops = stop_ids(body.stop_token_ids, state, ignore_eos=bool(body.ignore_eos))
     experts = expert_policy(body.experts, state)
@@ -297,9 +322,11 @@ def _job(
                 sampling=sampling,
                 min_tokens=body.min_tokens or 0,
                 stop_token_ids=stops,
-                logprobs=logprobs,
+                logprobs=0 if ranked and logprobs is None else logprobs,
                 prompt_logprobs=prompt_logprobs,
                 experts=experts,
+                n=best_of,
+                priority=body.priority or 0,
             )
         )
     return Job(
@@ -312,6 +339,8 @@ def _job(
             skip_special_tokens=body.skip_special_tokens is not False,
             min_tokens=body.min_tokens or 0,
         ),
+        n=body.n or 1,
+        best_of=best_of,
         timeout_s=body.timeout_s,
     )
 

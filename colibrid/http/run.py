@@ -23,7 +23,7 @@ class Outcome:
     """What is known of one choice when it has ended."""
 
     finish_reason: FinishReason
-    prompt_tokens: int
+    prompt_tokens: int  # 0 for the choices behind the first of a prompt, which has them
     completion_tokens: int
     cached_tokens: int = 0
     experts: ExpertUsage | None = None
@@ -42,13 +42,16 @@ class Delta:
 class Choice:
     """One generation of a job, read once. `outcome` is set when `deltas` has ended."""
 
-    def __init__(self, index: int, generation: Generation, job: Job, tokenizer: Tokenizer) -> None:
-        self.index = index
-        self.prompt = job.prompts[index]
+    def __init__(self, number: int, generation: Generation, job: Job, tokenizer: Tokenizer) -> None:
+        """`number`: among all generations of the job."""
+        self.index = number  # in the answer
+        self.prompt = job.prompts[number // job.best_of]
+        self._first = number % job.best_of == 0
+        self._logprobs = 0.0  # sum over the text's tokens, where they are known
         self.outcome: Outcome | None = None
         self._generation = generation
         self._text = OutputText(tokenizer, job.output)
-        self._masker = job.maskers[index] if job.maskers else None
+        self._masker = job.maskers[number] if job.maskers else None
         if self._masker is not None:
             generation.submit_mask(0, self._masker.first)
 
@@ -56,6 +59,11 @@ class Choice:
     def tokens(self) -> tuple[int, int]:
         """Of the prompt, and of the text so far."""
         return len(self.prompt.ids), self._text.tokens
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of the tokens so far; 0 without any."""
+        return self._logprobs / max(self._text.tokens, 1)
 
     @property
     def prompt_records(self) -> tuple[TokenRecord, ...]:
@@ -92,6 +100,7 @@ class Choice:
         pieces = []
         for record in records:
             delta.records.append(record)
+            self._logprobs += record.logprob or 0.0
             delta.offsets.append(self._text.chars)
             pieces.append(self._text.push(record.token))
             if self._text.stopped:
@@ -105,11 +114,13 @@ class Choice:
             raise EngineFaultError("The generation was cancelled; try again.", code="cancelled")
         if result is None:  # the engine died after the last token of the text
             return Outcome(
-                finish_reason="stop", prompt_tokens=len(self.prompt.ids), completion_tokens=self._text.tokens
+                finish_reason="stop",
+                prompt_tokens=len(self.prompt.ids) if self._first else 0,
+                completion_tokens=self._text.tokens,
             )
         return Outcome(
             finish_reason="stop" if stopped else result.finish_reason,
-            prompt_tokens=result.prompt_tokens,
+            prompt_tokens=result.prompt_tokens if self._first else 0,
             completion_tokens=self._text.tokens if stopped else result.completion_tokens,
             cached_tokens=result.cached_tokens,
             experts=result.experts,
@@ -122,6 +133,7 @@ class Choices:
 
     def __init__(self, job: Job, generations: Iterable[Generation], tokenizer: Tokenizer) -> None:
         self._generations = tuple(generations)
+        self._job = job
         self.all = [Choice(index, one, job, tokenizer) for index, one in enumerate(self._generations)]
 
     async def __aenter__(self) -> Self:
@@ -143,6 +155,19 @@ class Choices:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def best(self) -> list[Choice]:
+        """Those to give, with their places in the answer: of each prompt the n of highest mean log-probability."""
+        n, best_of = self._job.n, self._job.best_of
+        if n == best_of:
+            return self.all
+        kept = []
+        for start in range(0, len(self.all), best_of):
+            ranked = sorted(self.all[start : start + best_of], key=lambda choice: -choice.mean_logprob)
+            kept += ranked[:n]
+        for index, choice in enumerate(kept):
+            choice.index = index
+        return kept
 
     @property
     def outcomes(self) -> list[Outcome]:

@@ -113,7 +113,7 @@ def _pass_through(keys: KeyRing, hosts: HostPolicy) -> Middleware:
         try:
             hosts.check(request.headers)
             if request.path not in _OPEN_PATHS:
-                keys.check(request.headers)
+                context.tenant = keys.check(request.headers)
             response = await handler(request)
         except asyncio.CancelledError:
             _log_request(request, context, _CLIENT_LEFT)

@@ -17,7 +17,9 @@ from colibrid.http.limits import (
     MAX_LISTED_TOKENS,
     MAX_LOGPROBS,
     MAX_MESSAGES,
+    MAX_PRIORITY,
     MAX_PROMPTS,
+    MAX_SLOTS,
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_STOPS,
@@ -148,6 +150,14 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     stream: Annotated[bool | None, _doc("server-sent events; one event may hold several tokens")] = None
     stream_options: Annotated[StreamOptions | None, _doc("only with stream; include_usage")] = None
+    n: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_SLOTS)] | None,
+        _doc("choices of each prompt, at most batch.slots; the prompt is computed and counted once"),
+    ] = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None,
+        _doc("of requests that wait, a lower one is served earlier; default 0"),
+    ] = None
     timeout_s: Annotated[
         Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None,
         _doc("504, or an error event, when the answer takes longer; counted from the head of the request"),
@@ -174,6 +184,10 @@ class CompletionBody(SamplingBody, frozen=True, kw_only=True):
     suffix: Annotated[
         str | None,
         _doc("text behind a gap to be filled in; 400 unless the model has tokens for that (Qwen, StarCoder, DeepSeek)"),
+    ] = None
+    best_of: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_SLOTS)] | None,
+        _doc("generate so many, give the n of highest mean log-probability; at least n (0: absent); not with stream"),
     ] = None
     logprobs: Annotated[Logprobs | None, _doc("OpenAI's older shape; the sampled token is always listed")] = None
     echo: Annotated[bool | None, _doc("the prompt first; with logprobs also those of the prompt")] = None
@@ -274,14 +288,11 @@ class Refused(msgspec.Struct, frozen=True):
 
 _STRUCTURED = Refused(instead="use structured_outputs")
 _COMMON_REFUSED: dict[str, Refused] = {
-    "n": Refused((1,), "send the request several times"),
-    "best_of": Refused((0, 1), "send the request several times"),
     "guided_json": _STRUCTURED,
     "guided_regex": _STRUCTURED,
     "guided_choice": _STRUCTURED,
     "guided_grammar": _STRUCTURED,
     "use_beam_search": Refused((False,)),
-    "priority": Refused((0,)),
 }
 _ELSEWHERE: dict[str, Refused] = {  # fields of other servers that change the answer there
     # vLLM
@@ -320,6 +331,7 @@ CHAT_REFUSED: dict[str, Refused] = (
     _COMMON_REFUSED
     | _ELSEWHERE
     | {
+        "best_of": Refused((0, 1), "use /v1/completions"),
         "tools": Refused(([],), "describe the tools in a system message"),
         "tool_choice": Refused(("none",)),
         "parallel_tool_calls": Refused(),

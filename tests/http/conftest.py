@@ -63,8 +63,9 @@ def with_start() -> Tokenizer:
 class FakeGeneration:
     """Yields the tokens of its service's reply, one batch a turn."""
 
-    def __init__(self, request: GenerateRequest, service: FakeService) -> None:
+    def __init__(self, request: GenerateRequest, service: FakeService, choice: int = 0) -> None:
         self.request = request
+        self.choice = choice
         self.prompt_records: tuple[TokenRecord, ...] = ()
         self.result: GenerateResult | None = None
         self.cancelled = False
@@ -106,12 +107,14 @@ class FakeGeneration:
         sent = 0
         reason: FinishReason = "length"
         stop_token = None
-        for start in range(0, len(service.reply), service.batch):
+        reply = [*service.choice_starts.get(self.choice, ()), *service.reply]
+        for start in range(0, len(reply), service.batch):
             batch = []
-            for token in service.reply[start : start + service.batch]:
+            for token in reply[start : start + service.batch]:
                 if sent == request.max_tokens or stop_token is not None:
                     break
-                batch.append(record(token, request.logprobs) if request.logprobs is not None else TokenRecord(token))
+                wanted, less = request.logprobs, service.choice_logprobs.get(self.choice, 0.0)
+                batch.append(TokenRecord(token) if wanted is None else record(token, wanted, less))
                 sent += 1
                 if token in request.stop_token_ids and sent > request.min_tokens:
                     reason, stop_token = "stop", token
@@ -137,7 +140,7 @@ class FakeGeneration:
             stop_token=stop_token,
             prompt_tokens=len(self.request.prompt_ids),
             completion_tokens=self._sent,
-            cached_tokens=0,
+            cached_tokens=0 if self.choice else self._service.cached_tokens,
             experts=ExpertUsage(self._per_token(), 12 * self._sent, 0, 0, self._service.info.batch_dependent),
             pooled=None if self.request.pooling is None else pooled(self.request.prompt_ids),
             queue_ms=1.0,
@@ -146,10 +149,10 @@ class FakeGeneration:
         )
 
 
-def record(token: int, top: int) -> TokenRecord:
-    """The token with log-probability -0.5, then its upper neighbours, each one less."""
-    listed = tuple(((token + rank) % 4096, -0.5 - rank) for rank in range(top))
-    return TokenRecord(token, -0.5, listed)
+def record(token: int, top: int, less: float = 0.0) -> TokenRecord:
+    """The token with log-probability -0.5 - less, then its upper neighbours, each one less."""
+    listed = tuple(((token + rank) % 4096, -0.5 - less - rank) for rank in range(top))
+    return TokenRecord(token, -0.5 - less, listed)
 
 
 def pooled(prompt: Sequence[int]) -> bytes:
@@ -164,6 +167,9 @@ class FakeService:
 
     def __init__(self, reply: Sequence[int]) -> None:
         self.reply = list(reply)
+        self.choice_starts: dict[int, list[int]] = {}  # tokens before the reply, by choice
+        self.choice_logprobs: dict[int, float] = {}  # how much less likely each token of a choice is
+        self.cached_tokens = 0
         self.batch = 1  # tokens that arrive at once
         self.pause_s = 0.0  # before each batch
         self.failure: RequestError | None = None
@@ -196,7 +202,7 @@ class FakeService:
         if self.refusal is not None:
             raise self.refusal
         self.seen.extend(requests)
-        made = tuple(FakeGeneration(request, self) for request in requests)
+        made = tuple(FakeGeneration(request, self, choice) for request in requests for choice in range(request.n))
         self.live.update(made)
         self.generations.extend(made)
         return made

@@ -91,9 +91,14 @@ BAD_COMPLETIONS = [
     ({"experts": {"k": 1}}, "experts.k", "nknown"),
     ({"experts": 2}, "experts", "object"),
     ({"model": 3}, "model", "str"),
-    ({"n": 2}, "n", "not implemented yet"),
-    ({"n": True}, "n", "not implemented yet"),
-    ({"best_of": 2}, "best_of", "not implemented yet"),
+    ({"n": 0}, "n", ">= 1"),
+    ({"n": 33}, "n", "32 slots"),
+    ({"n": 10**9}, "n", "<= 64"),
+    ({"n": True}, "n", "int"),
+    ({"n": 3, "best_of": 2}, "best_of", "less than n = 3"),
+    ({"best_of": 33}, "best_of", "32 slots"),
+    ({"best_of": 65}, "best_of", "<= 64"),
+    ({"best_of": 2, "stream": True}, "best_of", "stream"),
     ({"suffix": "x"}, "suffix", "no tokens"),
     ({"suffix": 5}, "suffix", "str"),
     ({"structured_outputs": {}}, "structured_outputs", "exactly one"),
@@ -111,7 +116,9 @@ BAD_COMPLETIONS = [
     ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "structured_outputs.regex"),
     ({"guided_regex": "a"}, "guided_regex", "structured_outputs"),
     ({"use_beam_search": True}, "use_beam_search", "not implemented yet"),
-    ({"priority": 1}, "priority", "not implemented yet"),
+    ({"priority": 1001}, "priority", "<= 1000"),
+    ({"priority": -1001}, "priority", ">= -1000"),
+    ({"priority": 0.5}, "priority", "int"),
     ({"timeout_s": 0}, "timeout_s", "> 0"),
 ]
 
@@ -155,7 +162,8 @@ BAD_CHATS = [
     ({"web_search_options": {}}, "web_search_options", "not implemented yet"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "not implemented yet"),
     ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "not implemented yet"),
-    ({"n": 2}, "n", "not implemented yet"),
+    ({"n": 33}, "n", "32 slots"),
+    ({"best_of": 2}, "best_of", "not implemented yet"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
 ]
 
