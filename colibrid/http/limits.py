@@ -9,6 +9,7 @@ from colibrid.engine.abi import MAX_TOP_LOGPROBS as MAX_LOGPROBS
 __all__ = [
     "BODY_TIMEOUT_S",
     "INLINE_BODY_BYTES",
+    "MAX_ANSWER_LOGPROBS",
     "MAX_BIAS",
     "MAX_EXPERTS_PER_TOKEN",
     "MAX_INPUTS",
@@ -48,3 +49,4 @@ MAX_JSON_STRINGS = 1 << 18  # of a body, keys among them
 MAX_JSON_VALUES = 1 << 19  # in all lists and objects of a body, token ids first of all
 MAX_LISTED_TOKENS = 1 << 17  # ids that /tokenize gives and /detokenize takes at a time
 MAX_TIMEOUT_S = 86400.0  # that a request may ask for
+MAX_ANSWER_LOGPROBS = 1 << 20  # of all tokens and choices of one answer, the likeliest ones of each among them

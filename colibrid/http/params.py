@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from colibrid.batch.request import ExpertPolicy, GenerateRequest, Sampling
 from colibrid.errors import RequestError
 from colibrid.http.errors import NotFoundError, shown
-from colibrid.http.limits import MAX_PROMPTS, MAX_STOP_IDS
+from colibrid.http.limits import MAX_ANSWER_LOGPROBS, MAX_PROMPTS, MAX_STOP_IDS
 from colibrid.text.output import OutputOptions
 from colibrid.text.tokenizer import TooManyTokensError
 
@@ -329,6 +329,7 @@ def _job(
                 priority=body.priority or 0,
             )
         )
+    _check_logprobs(requests)
     return Job(
         prompts=tuple(cut),
         requests=tuple(requests),
@@ -343,6 +344,23 @@ def _job(
         best_of=best_of,
         timeout_s=body.timeout_s,
     )
+
+
+def _check_logprobs(requests: Sequence[GenerateRequest]) -> None:
+    """Raises RequestError for more log-probabilities than one answer may hold: each takes about 150 bytes meanwhile."""
+    of_text = of_prompts = 0
+    for request in requests:
+        if request.logprobs is not None:
+            of_text += request.n * request.max_tokens * (request.logprobs + 1)
+        if request.prompt_logprobs is not None:
+            of_prompts += request.n * len(request.prompt_ids) * (request.prompt_logprobs + 1)
+    if of_text + of_prompts > MAX_ANSWER_LOGPROBS:
+        raise RequestError(
+            f"The answer could hold {of_text + of_prompts} log-probabilities, more than {MAX_ANSWER_LOGPROBS}; ask for"
+            " fewer of them, or send fewer prompts, choices or tokens at a time.",
+            param="logprobs" if of_text >= of_prompts else "prompt_logprobs",
+            code="invalid_value",
+        )
 
 
 def sampling_of(body: SamplingBody, state: AppState) -> Sampling:

@@ -220,6 +220,23 @@ async def test_broken_json(server: Server, raw: bytes) -> None:
     assert not server.service.seen
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": [[5] * 2000] * 30, "max_tokens": 0, "echo": True, "logprobs": 20}, "prompt_logprobs"),
+        ({"prompt": [[5] * 2000] * 30, "max_tokens": 0, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"prompt": [[5]] * 256, "max_tokens": 1000, "logprobs": 20}, "logprobs"),
+        ({"prompt": [5], "max_tokens": 2000, "logprobs": 20, "n": 26}, "logprobs"),
+    ],
+)
+async def test_answers_are_bounded(server: Server, fields: dict[str, Any], param: str) -> None:
+    """A request whose answer could hold more log-probabilities than the limit is 400 with both numbers."""
+    answer = await server.post(COMPLETIONS, fields)
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert "1048576" in answer.error["message"]
+    assert not server.service.seen
+
+
 async def test_inner_objects_may_repeat_names(server: Server) -> None:
     """What is refused twice is a field of the request; names inside of fields are another matter."""
     raw = b'{"prompt": "a", "max_tokens": 1, "zeta": {"prompt": 1, "max_tokens": {"a": "a:,{"}}}'
