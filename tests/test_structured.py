@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import openai
+import pydantic
 import pytest
 from jsonschema import Draft202012Validator
 from live_server import Live, serving
@@ -100,3 +102,66 @@ async def test_grammar_without_a_legal_token(live: Live) -> None:
     async with live.session.post(live.url + COMPLETIONS, json=request) as response:
         assert response.status == 400
         assert "token" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", ["named", "required"])
+async def test_tool_calls_follow_their_parameters(live: Live, choice: str) -> None:
+    """100 tools each way, greedy and sampled: the arguments of every complete call validate, and nearly all complete."""
+    limit = asyncio.Semaphore(64)
+
+    async def call(schema: dict[str, Any], temperature: float) -> str:
+        tools = [
+            {"type": "function", "function": {"name": name, "description": "Tell it.", "parameters": schema}}
+            for name in ("tell", "say")
+        ]
+        request = {
+            "messages": ASK, "max_tokens": 300, "temperature": temperature, "seed": 1, "tools": tools,
+            "tool_choice": {"type": "function", "function": {"name": "say"}} if choice == "named" else "required",
+            "parallel_tool_calls": False,
+        }  # fmt: skip
+        async with limit:
+            found = (await live.post(CHAT, request))["choices"][0]
+        if found["finish_reason"] == "tool_calls":
+            (one,) = found["message"]["tool_calls"]
+            assert one["function"]["name"] in ({"say"} if choice == "named" else {"say", "tell"})
+            Draft202012Validator(schema).validate(json.loads(one["function"]["arguments"]))
+            assert found["message"]["content"] is None
+        return str(found["finish_reason"])
+
+    asked = [(schema, index % 2) for index, schema in enumerate(schemas(100, seed=4 if choice == "named" else 5))]
+    reasons = await asyncio.gather(*(call(*one) for one in asked))
+    assert set(reasons) <= {"tool_calls", "length"}
+    assert reasons.count("tool_calls") >= 0.95 * len(asked)
+
+
+async def test_openai_sdk_sees_tools_and_forms(live: Live) -> None:
+    """The SDK's own helpers: parsed answers, and a streamed tool call put together by its accumulator."""
+
+    class City(pydantic.BaseModel):
+        name: Literal["Oslo", "Bergen"]
+        rank: Annotated[int, pydantic.Field(ge=1, le=9)]
+
+    tool = openai.pydantic_function_tool(City, name="tell")
+    async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        parsed = await client.chat.completions.parse(
+            model="hummingbird-13m", messages=ASK, response_format=City, temperature=0
+        )
+        assert isinstance(parsed.choices[0].message.parsed, City)
+        async with client.chat.completions.stream(
+            model="hummingbird-13m", messages=ASK, tools=[tool], tool_choice="required", temperature=0
+        ) as stream:
+            events = [event.type async for event in stream]
+            final = await stream.get_final_completion()
+        assert "tool_calls.function.arguments.delta" in events
+        assert final.choices[0].finish_reason == "tool_calls"
+        calls = final.choices[0].message.tool_calls
+        assert calls is not None
+        assert isinstance(calls[0].function.parsed_arguments, City)
+        answered = await client.chat.completions.create(
+            model="hummingbird-13m",
+            messages=[*ASK, final.choices[0].message, {"role": "tool", "tool_call_id": calls[0].id, "content": "yes"}],
+            tools=[tool],
+            max_tokens=20,
+        )
+        assert answered.choices[0].finish_reason in {"stop", "length", "tool_calls"}

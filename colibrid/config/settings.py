@@ -45,6 +45,8 @@ class ModelSettings(_Section, frozen=True, kw_only=True):
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = "auto"  # for conversion on first use; auto: as in the checkpoint
     weights: Literal["files", "dummy"] = "files"
     dummy_seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
+    tool_parser: Literal["auto", "none", "hermes", "mistral", "deepseek", "llama3_json"] = "auto"
+    reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
     cache_dir: str | None = None  # none: $CACHE_DIRECTORY, $XDG_CACHE_HOME/colibrid, ~/.cache/colibrid
 
 

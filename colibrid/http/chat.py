@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -9,20 +10,25 @@ import msgspec
 
 from colibrid.http.answer import answer
 from colibrid.http.body import read_body
+from colibrid.http.chat_message import MessageWriter
 from colibrid.http.constraint import asked_grammar, constrained
 from colibrid.http.envelope import Envelope
 from colibrid.http.logprobs import chat_logprobs, prompt_logprobs
 from colibrid.http.messages import chat_prompt
 from colibrid.http.params import chat_job, check_model
 from colibrid.http.state import STATE
+from colibrid.http.tool_choice import reply_grammar, reply_options, tool_use
 from colibrid.http.types import CHAT_REFUSED, ChatBody, StreamOptions
+from colibrid.text.tools_reader import Content
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from colibrid.batch.request import TokenRecord
+    from colibrid.http.params import Job
     from colibrid.http.run import Choice, Delta
     from colibrid.http.state import AppState
+    from colibrid.text.reply import ReplyOptions
 
 
 async def chat_completions(request: web.Request) -> web.StreamResponse:
@@ -31,16 +37,29 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ChatBody, CHAT_REFUSED, "messages")
     check_model(body.model, state)
     answer_id = f"chatcmpl-{secrets.token_hex(12)}"
-    grammar = asked_grammar(body)
-    job = await constrained(chat_job(body, state, answer_id, await chat_prompt(body, state)), grammar, state)
-    return await answer(request, state, job, ChatWriter(body, state, answer_id), stream=bool(body.stream))
+    use, asked = tool_use(body, state), asked_grammar(body)
+    prompt = await chat_prompt(body, state, tools=use is not None)
+    reply = reply_options(use, prompt, state)
+    job = _read_as(reply, chat_job(body, state, answer_id, prompt), state)
+    job = await constrained(job, reply_grammar(body, use, asked, prompt, state), state)
+    return await answer(request, state, job, ChatWriter(body, state, answer_id, reply), stream=bool(body.stream))
+
+
+def _read_as(reply: ReplyOptions, job: Job, state: AppState) -> Job:
+    """The job, its replies taken apart; special tokens that the reader needs are part of the text."""
+    if reply.parser == "none" and reply.form is None:
+        return job
+    shown = reply.shown_ids(state.text.tokenizer.added_ids)
+    output = msgspec.structs.replace(job.output, shown_special_ids=shown)
+    return dataclasses.replace(job, reply=reply, output=output)
 
 
 class ChatWriter:
     """The answer of one request."""
 
-    def __init__(self, body: ChatBody, state: AppState, answer_id: str) -> None:
+    def __init__(self, body: ChatBody, state: AppState, answer_id: str, reply: ReplyOptions) -> None:
         self._body = body
+        self._reply = reply
         self._state = state
         self._choice: Choice | None = None
         options = body.stream_options or StreamOptions()
@@ -51,7 +70,10 @@ class ChatWriter:
 
     def choice(self, choice: Choice) -> ChatChoiceWriter:
         self._choice = choice
-        return ChatChoiceWriter(choice, self._body, self._state, self._envelope)
+        message = MessageWriter(
+            reasons=self._reply.parser != "none", short_ids=self._reply.form is not None and self._reply.form.short_ids
+        )
+        return ChatChoiceWriter(choice, self._body, self._state, self._envelope, message)
 
     @property
     def weight(self) -> int:
@@ -75,16 +97,18 @@ class ChatWriter:
 class ChatChoiceWriter:
     """One choice: text and, where asked for, log-probabilities and ids since the last chunk."""
 
-    def __init__(self, choice: Choice, body: ChatBody, state: AppState, envelope: Envelope) -> None:
+    def __init__(
+        self, choice: Choice, body: ChatBody, state: AppState, envelope: Envelope, message: MessageWriter
+    ) -> None:
         self._choice = choice
         self._body = body
         self._tokenizer = state.text.tokenizer
         self._envelope = envelope
-        self._text: list[str] = []
+        self._message = message
         self._records: list[TokenRecord] = []
 
     def take(self, delta: Delta) -> None:
-        self._text.append(delta.text)
+        self._message.add(delta.events if self._choice.split else [Content(delta.text)] if delta.text else [])
         if self._body.logprobs or self._body.return_token_ids:
             self._records.extend(delta.records)
 
@@ -99,13 +123,13 @@ class ChatChoiceWriter:
         return self._chunk(b'{"role":"assistant","content":""}', rest)
 
     def chunk(self) -> bytes:
-        text = "".join(self._text)
-        if not text and not self._records:
+        if not self._message and not self._records:
             return b""
-        self._text = []
+        first, *others = self._message.take_deltas() or [b'{"content":""}']
         rest = {"logprobs": self._found_logprobs(), "finish_reason": None} | self._found_ids()
         self._records = []
-        return self._chunk(b'{"content":' + msgspec.json.encode(text) + b"}", rest)
+        plain = {"logprobs": None, "finish_reason": None}
+        return self._chunk(first, rest) + b"".join(self._chunk(delta, plain) for delta in others)
 
     def closing(self) -> bytes:
         assert self._choice.outcome is not None
@@ -115,7 +139,7 @@ class ChatChoiceWriter:
         assert self._choice.outcome is not None
         return {
             "index": self._choice.index,
-            "message": {"role": "assistant", "content": "".join(self._text), "refusal": None},
+            "message": self._message.whole(),
             "logprobs": self._found_logprobs(),
             "finish_reason": self._choice.outcome.finish_reason,
         } | self._found_ids()

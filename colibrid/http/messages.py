@@ -20,8 +20,14 @@ if TYPE_CHECKING:
     from colibrid.text.template import ChatTemplate
 
 
-async def chat_prompt(body: ChatBody, state: AppState) -> Prompt:
-    """Renders and tokenizes the messages. Raises RequestError for what the template or the limits refuse."""
+_TAIL_CHARS = 64  # of the prompt, for those who read the reply
+
+
+async def chat_prompt(body: ChatBody, state: AppState, *, tools: bool = False) -> Prompt:
+    """Renders and tokenizes the messages, with the request's tools or without.
+
+    Raises RequestError for what the template or the limits refuse.
+    """
     template = state.text.template
     if template is None:
         raise RequestError(
@@ -32,7 +38,8 @@ async def chat_prompt(body: ChatBody, state: AppState) -> Prompt:
         )
     try:
         text = await state.text.tokenizer.off_loop(
-            len(msgspec.json.encode(body.messages)), functools.partial(_rendered, body, state, template)
+            len(msgspec.json.encode(body.messages)) + len(msgspec.json.encode(body.tools)),
+            functools.partial(_rendered, body, state, template, tools=tools),
         )
     except RecursionError as error:
         raise RequestError("messages: nested too deeply; send flatter tool calls.", param="messages") from error
@@ -42,15 +49,15 @@ async def chat_prompt(body: ChatBody, state: AppState) -> Prompt:
         )
     if not ids:
         raise RequestError("The messages give an empty prompt; send some text.", param="messages", code="empty_prompt")
-    return Prompt(tuple(ids))
+    return Prompt(tuple(ids), tail=text[-_TAIL_CHARS:])
 
 
-def _rendered(body: ChatBody, state: AppState, template: ChatTemplate) -> str:
+def _rendered(body: ChatBody, state: AppState, template: ChatTemplate, *, tools: bool) -> str:
     """The prompt text, its special strings guarded. May run in another thread."""
     check_outline(*_arguments(body.messages), what="messages: what tool calls pass", param="messages")
     continued = _check_ending(body)
     messages = [plain_message(message, index) for index, message in enumerate(body.messages)]
-    if not template.knows("developer"):
+    if not template.knows("developer", tools=tools):
         messages = [_as_system(message) for message in messages]
     if continued and not (messages[-1]["content"] or "").strip():
         raise RequestError(
@@ -61,6 +68,8 @@ def _rendered(body: ChatBody, state: AppState, template: ChatTemplate) -> str:
         [_guarded(message, state) for message in messages],
         add_generation_prompt=body.add_generation_prompt is not False,
         continue_final=continued,
+        tools=state.text.guard.guard(body.tools) if tools else None,
+        **_variables(body, state, template, tools=tools),
     )
     _check_bytes(text, state)
     return text
@@ -73,6 +82,29 @@ def _arguments(messages: Sequence[Message]) -> Iterator[bytes]:
             function = call.get("function")
             if isinstance(function, dict) and isinstance(function.get("arguments"), str):
                 yield function["arguments"].encode("utf-8", "surrogatepass")
+
+
+def _variables(body: ChatBody, state: AppState, template: ChatTemplate, *, tools: bool) -> dict[str, object]:
+    """Variables that the client sets. Raises RequestError for those that the template does not read."""
+    asked = body.chat_template_kwargs or {}
+    settable = template.settable(tools=tools)
+    for name in asked.keys() - settable:
+        known = f"it reads {', '.join(sorted(settable))}" if settable else "it reads none"
+        raise RequestError(
+            f"chat_template_kwargs.{name} is no variable of the model's chat template; {known}.",
+            param=f"chat_template_kwargs.{name}",
+            code="unsupported_value",
+        )
+    found: dict[str, object] = {name: state.text.guard.guard(value) for name, value in asked.items()}
+    if body.reasoning_effort is not None:
+        if not template.knows("reasoning_effort", tools=tools):
+            raise RequestError(
+                "reasoning_effort is no variable of the model's chat template; leave it out.",
+                param="reasoning_effort",
+                code="unsupported_value",
+            )
+        found["reasoning_effort"] = body.reasoning_effort
+    return found
 
 
 def plain_message(message: Message, index: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from colibrid.http.state import AppState
     from colibrid.http.types import ChatBody, CompletionBody, Experts, SamplingBody
+    from colibrid.text.reply import ReplyOptions
     from colibrid.text.structured_masks import Masker
 
 _Number = TypeVar("_Number", int, float)
@@ -34,6 +35,7 @@ class Prompt:
 
     ids: tuple[int, ...]
     text: str | None = None
+    tail: str = ""  # the end of a chat's text: what the reply goes on from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class Job:
     n: int = 1  # choices to give for each prompt
     best_of: int = 1  # choices to generate for each prompt
     timeout_s: float | None = None  # for the whole answer, from the head of the request on
+    reply: ReplyOptions | None = None  # how a chat's reply is taken apart; none: it is all content
     maskers: tuple[Masker, ...] = ()  # of each choice, where a grammar says what the answer may be
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from colibrid.errors import EngineFaultError
 from colibrid.text.output import OutputText
+from colibrid.text.reply import Reply
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -16,16 +17,18 @@ if TYPE_CHECKING:
     from colibrid.batch.request import ExpertUsage, FinishReason, TokenRecord
     from colibrid.http.params import Job
     from colibrid.text.tokenizer import Tokenizer
+    from colibrid.text.tools_reader import Event
 
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
     """What is known of one choice when it has ended."""
 
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["tool_calls"]
     prompt_tokens: int  # 0 for the choices behind the first of a prompt, which has them
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
     experts: ExpertUsage | None = None
     timing_ms: tuple[float, float, float] | None = None  # queue, prefill, decode
 
@@ -37,6 +40,7 @@ class Delta:
     text: str
     records: list[TokenRecord] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)  # the text taken apart, where the job asks for it
 
 
 class Choice:
@@ -46,11 +50,13 @@ class Choice:
         """`number`: among all generations of the job."""
         self.index = number  # in the answer
         self.prompt = job.prompts[number // job.best_of]
+        self.split = job.reply is not None  # deltas have events
         self._first = number % job.best_of == 0
         self._logprobs = 0.0  # sum over the text's tokens, where they are known
         self.outcome: Outcome | None = None
         self._generation = generation
         self._text = OutputText(tokenizer, job.output)
+        self._reply = None if job.reply is None else Reply(job.reply)
         self._masker = job.maskers[number] if job.maskers else None
         if self._masker is not None:
             generation.submit_mask(0, self._masker.first)
@@ -79,12 +85,15 @@ class Choice:
             delta = self._take(records)
             if self._text.stopped:
                 self._generation.stop()
+                self._end_reply(delta)
                 self.outcome = self._outcome()
                 yield delta
                 return
             await self._allow(records)
             yield delta
         rest = Delta(self._text.finish())
+        self._read_reply(rest)
+        self._end_reply(rest)
         self.outcome = self._outcome()
         yield rest
 
@@ -106,26 +115,38 @@ class Choice:
             if self._text.stopped:
                 break
         delta.text = "".join(pieces)
+        self._read_reply(delta)
         return delta
+
+    def _read_reply(self, delta: Delta) -> None:
+        if self._reply is not None:
+            delta.events += self._reply.push(delta.text, delta.offsets)
+
+    def _end_reply(self, delta: Delta) -> None:
+        if self._reply is not None:
+            delta.events += self._reply.finish()
 
     def _outcome(self) -> Outcome:
         result, stopped = self._generation.result, self._text.stopped
         if result is None and not stopped:  # cancelled from outside while the client still listens
             raise EngineFaultError("The generation was cancelled; try again.", code="cancelled")
-        if result is None:  # the engine died after the last token of the text
-            return Outcome(
-                finish_reason="stop",
-                prompt_tokens=len(self.prompt.ids) if self._first else 0,
-                completion_tokens=self._text.tokens,
-            )
-        return Outcome(
-            finish_reason="stop" if stopped else result.finish_reason,
-            prompt_tokens=result.prompt_tokens if self._first else 0,
-            completion_tokens=self._text.tokens if stopped else result.completion_tokens,
-            cached_tokens=result.cached_tokens,
-            experts=result.experts,
-            timing_ms=(result.queue_ms, result.prefill_ms, result.decode_ms),
+        reason = "stop" if result is None or stopped else result.finish_reason
+        reasoning = 0 if self._reply is None else self._reply.reasoning_tokens
+        outcome = Outcome(
+            finish_reason="tool_calls"
+            if reason == "stop" and self._reply is not None and self._reply.calls
+            else reason,
+            prompt_tokens=len(self.prompt.ids) if self._first else 0,
+            completion_tokens=self._text.tokens,
+            reasoning_tokens=reasoning,
         )
+        if result is not None:  # else the engine died after the last token of the text
+            outcome.prompt_tokens = result.prompt_tokens if self._first else 0
+            outcome.completion_tokens = self._text.tokens if stopped else result.completion_tokens
+            outcome.cached_tokens = result.cached_tokens
+            outcome.experts = result.experts
+            outcome.timing_ms = (result.queue_ms, result.prefill_ms, result.decode_ms)
+        return outcome
 
 
 class Choices:

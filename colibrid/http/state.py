@@ -64,4 +64,6 @@ def load_text(folder: Path, manifest: Manifest) -> ModelText:
         chat_template=place(files.chat_template),
         generation_config=place(files.generation_config),
         eos_token_ids=files.eos_token_ids,
+        tool_parser=files.tool_parser,
+        reasoning_parser=files.reasoning_parser,
     )

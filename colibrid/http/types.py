@@ -212,6 +212,21 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
         bool | None, _doc("go on with the last message; needs add_generation_prompt: false")
     ] = None
     add_special_tokens: Annotated[bool | None, _doc("default false: templates write them themselves")] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, _doc("functions, at most 128; strict: true holds calls to their parameters")
+    ] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None,
+        _doc("none, auto, required or a named function; the last two constrain the reply to calls"),
+    ] = None
+    parallel_tool_calls: Annotated[bool | None, _doc("false: a constrained reply has one call; default true")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, _doc("variables that the model's template reads; others are refused by name")
+    ] = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+        _doc("passed to templates that know it, refused by others"),
+    ] = None
     metadata: Annotated[dict[str, Any] | None, _doc("accepted, not used")] = None
     store: Annotated[Literal[False] | None, _doc("true is refused: nothing is stored")] = None
     safety_identifier: Annotated[str | None, _doc("accepted, not used")] = None
@@ -332,16 +347,11 @@ CHAT_REFUSED: dict[str, Refused] = (
     | _ELSEWHERE
     | {
         "best_of": Refused((0, 1), "use /v1/completions"),
-        "tools": Refused(([],), "describe the tools in a system message"),
-        "tool_choice": Refused(("none",)),
-        "parallel_tool_calls": Refused(),
-        "functions": Refused(([],), "describe them in a system message"),
-        "function_call": Refused(("none",)),
+        "functions": Refused(([],), "use tools"),
+        "function_call": Refused(("none",), "use tool_choice"),
         "chat_template": Refused((), "the model's own template is used"),
-        "chat_template_kwargs": Refused(({},)),
         "documents": Refused(([],), "put them into a message"),
         "echo": Refused((False,), "use /v1/completions"),
-        "reasoning_effort": Refused(),
         "verbosity": Refused(),
         "service_tier": Refused(("auto", "default")),
         "audio": Refused(),

@@ -20,7 +20,7 @@ def usage_of(outcomes: Sequence[Outcome], *, moe: bool) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": sum(outcome.cached_tokens for outcome in outcomes)},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": sum(outcome.reasoning_tokens for outcome in outcomes)},
     }
     experts = [outcome.experts for outcome in outcomes if outcome.experts is not None]
     if moe and len(experts) == len(outcomes):

@@ -97,6 +97,8 @@ class TextFiles(_Value, frozen=True, kw_only=True):
     generation_config: str | None = None
     eos_token_ids: tuple[Count, ...] = ()
     bos_token_id: Count | None = None
+    tool_parser: Literal["none", "hermes", "mistral", "deepseek", "llama3_json"] | None = None  # none: as the template
+    reasoning_parser: Literal["none", "think", "harmony"] | None = None
 
 
 class Manifest(_Value, frozen=True, kw_only=True):

@@ -31,9 +31,9 @@ class Detokenizer(Protocol):
         """Returns what was held back: an unfinished character reads as U+FFFD. Call once, at the end."""
 
 
-def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool) -> Detokenizer:
-    """A fresh detokenizer for one sequence."""
-    hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool, shown: frozenset[int] = frozenset()) -> Detokenizer:
+    """A fresh detokenizer for one sequence. `shown`: special tokens that are not skipped."""
+    hidden = tokenizer.special_ids - shown if skip_special_tokens else frozenset()
     if tokenizer.decoder_kind == "byte_level":
         return ByteDetokenizer(tokenizer, hidden)
     if tokenizer.decoder_kind == "byte_fallback":

@@ -36,6 +36,8 @@ class ModelText:
     template: ChatTemplate | None  # none: the model has no chat template
     sampling: SamplingDefaults
     eos_token_ids: tuple[int, ...]
+    tool_parser: str | None = None  # named in the pack
+    reasoning_parser: str | None = None
     vocabulary: Vocabulary | None = None  # for structured output; none: the tokenizer cannot be used for it
 
     @classmethod
@@ -47,6 +49,8 @@ class ModelText:
         chat_template: Path | None = None,
         generation_config: Path | None = None,
         eos_token_ids: tuple[int, ...] = (),
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
     ) -> ModelText:
         """Reads the files. Without a tokenizer only token ids can be served. Raises ModelError naming the file."""
         loaded = IdsOnly() if tokenizer is None else Tokenizer.load(tokenizer)
@@ -56,6 +60,8 @@ class ModelText:
             template=ChatTemplate.load(load_tokenizer_config(tokenizer_config), chat_template),
             sampling=_load_defaults(generation_config),
             eos_token_ids=eos_token_ids,
+            tool_parser=tool_parser,
+            reasoning_parser=reasoning_parser,
             vocabulary=None if tokenizer is None else _load_vocabulary(loaded, eos_token_ids),
         )
 

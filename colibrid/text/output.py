@@ -20,6 +20,7 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: frozenset[int] = frozenset()
     include_stop: bool = False  # keep the stop string, or the text of the stop id
     skip_special_tokens: bool = True
+    shown_special_ids: frozenset[int] = frozenset()  # not skipped: whoever reads the text looks for them
     min_tokens: int = 0  # no stop string ends before so many tokens
 
 
@@ -28,7 +29,9 @@ class OutputText:
 
     def __init__(self, tokenizer: Tokenizer, options: OutputOptions) -> None:
         self._options = options
-        self._detokenizer = detokenizer(tokenizer, skip_special_tokens=options.skip_special_tokens)
+        self._detokenizer = detokenizer(
+            tokenizer, skip_special_tokens=options.skip_special_tokens, shown=options.shown_special_ids
+        )
         self._matcher = StopMatcher(options.stops, include=options.include_stop)
         self.tokens = 0  # ids pushed
         self.chars = 0  # characters decoded, given out or not: where the next token begins

@@ -42,15 +42,18 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     param: str  # the field that asked for it
     lark: str = ""  # either this
     schema: str = ""  # or a JSON Schema
-    think: str = ""  # regex-free Lark of what goes before, in which @body stands for the grammar; empty: nothing
+    outer: tuple[str, ...] = ()  # Lark around it: in the first line of each @body stands for what is inside
 
     @property
     def text(self) -> str:
         """As LLMatcher takes it."""
-        body: dict[str, Any] = (
-            {"lark_grammar": self.lark} if self.lark else {"json_schema": msgspec.Raw(self.schema.encode())}
-        )
-        grammars = [{"lark_grammar": self.think}, {"name": "body"} | body] if self.think else [body]
+        body = {"lark_grammar": self.lark} if self.lark else {"json_schema": msgspec.Raw(self.schema.encode())}
+        grammars: list[dict[str, Any]] = []
+        for index, lark in enumerate(self.outer):
+            first, line, rest = lark.partition("\n")
+            inside = first.replace("@body", f"@g{index + 1}")
+            grammars.append({"name": f"g{index}", "lark_grammar": inside + line + rest})
+        grammars.append({"name": f"g{len(self.outer)}"} | body)
         return msgspec.json.encode({"grammars": grammars}).decode()
 
 
@@ -111,6 +114,12 @@ def grammar(text: str, param: str) -> Grammar:
             param=param,
         )
     return Grammar(param=param, lark=text)
+
+
+def both(answer: Grammar, other: Grammar) -> Grammar:
+    """What one of two grammars allows, of which the other is Lark with the rule start on its first line."""
+    first, line, rest = other.lark.partition("\n")
+    return msgspec.structs.replace(answer, outer=(f"{first} | @body{line}{rest}", *answer.outer))
 
 
 def lark_string(text: str) -> str:

@@ -100,10 +100,20 @@ def test_brackets_in_literals_do_not_count() -> None:
     structured.regex(r"\(" * 200 + "(a)" * 100, "p")
 
 
-def test_something_may_come_before() -> None:
-    """What goes before the answer names it @body."""
-    grammar = structured.json_schema({}, "p")
-    thinking = structured.Grammar(param="p", schema=grammar.schema, think="start: @body\n")
-    first, body = json.loads(thinking.text)["grammars"]
-    assert first == {"lark_grammar": "start: @body\n"}
-    assert (body["name"], list(body["json_schema"])) == ("body", ["x-guidance"])
+def test_something_may_stand_around() -> None:
+    """What is around a grammar names what is inside @body, on its first line only."""
+    inner = structured.json_schema({"const": "@body"}, "p")
+    around = structured.Grammar(param="p", schema=inner.schema, outer=("start: a @body\na: @body\n", "start: @body\n"))
+    first, second, body = json.loads(around.text)["grammars"]
+    assert first == {"name": "g0", "lark_grammar": "start: a @g1\na: @body\n"}
+    assert second == {"name": "g1", "lark_grammar": "start: @g2\n"}
+    assert (body["name"], body["json_schema"]["const"]) == ("g2", "@body")
+
+
+def test_either_of_two() -> None:
+    """An answer or calls: the other grammar's first line gets one more alternative."""
+    answer = structured.regex("a", "p")
+    calls = structured.Grammar(param="q", lark='start: calls\ncalls: "x"\n')
+    assert structured.both(answer, calls) == structured.Grammar(
+        param="p", lark=answer.lark, outer=('start: calls | @body\ncalls: "x"\n',)
+    )

@@ -45,7 +45,7 @@ async def walk(output: StructuredOutput, tokenizer: Tokenizer, grammar: Grammar,
     masker = await output.masker(grammar)
     ids: list[int] = []
     mask = masker.first
-    for _ in range(500):
+    for _ in range(5000):
         token = rng.choice(allowed(mask))
         if token in (END, 4091):
             return tokenizer.decode(ids, skip_special_tokens=False)

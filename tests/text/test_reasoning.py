@@ -1,0 +1,82 @@
+"""Thinking in replies."""
+
+from __future__ import annotations
+
+import pytest
+
+from colibrid.text import reasoning, tools
+from colibrid.text.reasoning import HarmonyReader, ThinkReader
+from colibrid.text.tools_reader import CallArguments, CallStart, Content, FreeReader, Reasoning
+from tests.text.test_tools_reader import NAMES, hermes, read
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "expected"),
+    [
+        ("<think>\nhm\n\nok\n</think>\n\nHello\n", False, [Reasoning("hm\n\nok"), Content("Hello\n")]),
+        ("  <think>hm</think>Hello", False, [Reasoning("hm"), Content("Hello")]),
+        ("\nhm\n</think>\nHello", True, [Reasoning("hm"), Content("Hello")]),
+        ("<think></think>Hello", False, [Content("Hello")]),
+        ("<think>\nhm </thin", False, [Reasoning("hm </thin")]),
+        ("hm\n", True, [Reasoning("hm")]),
+        ("Hello <think>x</think>", False, [Content("Hello <think>x</think>")]),
+        ("<thi", False, [Content("<thi")]),
+        ("</think>a", True, [Content("a")]),
+        ("", True, []),
+    ],
+)
+def test_think_tags(text: str, inside: bool, expected: list[object]) -> None:
+    """Thinking stands at the start, opened by the model or by the prompt; line breaks around it are dropped."""
+    assert read(lambda: ThinkReader(inside=inside), text) == expected
+
+
+def test_calls_behind_thinking() -> None:
+    """What follows the thinking goes to the reader of tool calls; calls within it are thoughts."""
+    text = f"<think>\n{hermes('f', '{}')}\n</think>\n\n{hermes('f', '{}')}"
+    expected = [Reasoning(hermes("f", "{}")), CallStart("f"), CallArguments("{}")]
+    assert read(lambda: ThinkReader(FreeReader(tools.HERMES, NAMES), inside=False), text) == expected
+
+
+def test_thinking_is_counted() -> None:
+    """The reader knows where the thinking ended, in characters of the reply."""
+    reader = ThinkReader(inside=False)
+    reader.push("<think>\nhm")
+    assert reader.thinks
+    assert reader.reasoning_chars is None
+    reader.push("\n</think>\n\nHello")
+    assert reader.reasoning_chars == len("<think>\nhm\n</think>")
+
+
+ANALYSIS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{ANALYSIS}<|channel|>final<|message|>Hello", [Reasoning("hm"), Content("Hello")]),
+        ("<|channel|>final<|message|>Hello<|return|>", [Content("Hello")]),
+        ("<|channel|>analysis<|message|>hm", [Reasoning("hm")]),
+        (f'{ANALYSIS}{CALL}{{"a": 1}}<|call|>', [Reasoning("hm"), CallStart("f"), CallArguments('{"a": 1}')]),
+        (f'{CALL}{{"a": 1}}', [CallStart("f"), CallArguments('{"a": 1}')]),
+        (f'{CALL}{{"a": ', [Content('{"a": ')]),
+        (CALL.replace("functions.f", "functions.g") + "{}", [Content("{}")]),
+        ("<|channel|>commentary<|message|>I will look.<|end|>", [Content("I will look.")]),
+        ("Hello", [Content("Hello")]),
+        ("<|channel|>fin", []),
+    ],
+)
+def test_harmony_channels(text: str, expected: list[object]) -> None:
+    """Analysis is thinking, commentary to a function is a call, the rest is for the user."""
+    assert read(lambda: HarmonyReader(NAMES), text) == expected
+
+
+def test_parsers_are_found_in_templates() -> None:
+    """The setting comes first; else what the template speaks of."""
+    assert reasoning.reasoning_parser("auto", "a </think> b") == "think"
+    assert reasoning.reasoning_parser("auto", "<|channel|>final<|message|> </think>") == "harmony"
+    assert reasoning.reasoning_parser("auto", "plain") == "none"
+    assert reasoning.reasoning_parser("none", "a </think> b") == "none"
+    assert reasoning.opens_thinking("assistant\n<think>\n")
+    assert reasoning.closed_thinking("assistant\n<think>\n\n</think>\n\n")
+    assert not reasoning.opens_thinking("assistant\n<think>\n\n</think>\n\n")
