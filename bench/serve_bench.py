@@ -50,7 +50,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     report: HttpReport
     cpu_us_per_token: float  # of the daemon without its engine: event loop and helpers
     device_bytes: int  # in use on the whole device
-    ready_ms: float  # process start to ready
+    ready_line: str  # what the daemon said of its start
     vllm: tuple[float | None, ...] | None
 
 
@@ -88,7 +88,7 @@ def measure(shape: str, options: argparse.Namespace) -> list[Row]:
                         report=report,
                         cpu_us_per_token=1e6 * busy / tokens if tokens else 0.0,
                         device_bytes=daemon.device_used(),
-                        ready_ms=daemon.ready_ms,
+                        ready_line=daemon.banner.splitlines()[-1],
                         vllm=VLLM.get((shape, clients)),
                     )
                 )
@@ -147,6 +147,8 @@ def main(arguments: list[str]) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps([msgspec.to_builtins(row) for row in rows], indent=1) + "\n")
     print("\n".join(lines(rows)))
+    for shape in dict.fromkeys(row.shape for row in rows):
+        print(next(f"{shape}: {row.ready_line}" for row in rows if row.shape == shape))
     return 1 if any(row.report.failed for row in rows) else 0
 
 

@@ -403,6 +403,7 @@ class DeviceDesc(ctypes.Structure):
         ("kernels", POINTER(DeviceKernel)),
         ("entries", c_void_p),
         ("stream", c_void_p),
+        ("copy_stream", c_void_p),
         ("pinned", c_void_p),
         ("pinned_bytes", c_uint64),
         ("pinned_device", c_uint64),

@@ -122,6 +122,7 @@ class CudaDevice:
     info: DeviceInfo
     context: int
     stream: int
+    copy_stream: int = 0  # for weights, while the other one is captured
     arena: int = 0
     arena_bytes: int = 0
     kernels: tuple[Kernel, ...] = ()
@@ -143,9 +144,7 @@ class CudaDevice:
         self._undo.append(lambda: driver.cuDevicePrimaryCtxRelease(device))
         try:
             _call(driver, "cuCtxSetCurrent", device_context)
-            stream = _call(driver, "cuStreamCreate", int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
-            self.stream = int(stream)
-            self._undo.append(lambda: driver.cuStreamDestroy(stream))
+            self.stream, self.copy_stream = self._make_stream(), self._make_stream()
         except BaseException:
             self.close()
             raise
@@ -230,6 +229,7 @@ class CudaDevice:
             kernels=table,
             entries=ctypes.addressof(entries),
             stream=self.stream,
+            copy_stream=self.copy_stream,
             pinned=pinned.address,
             pinned_bytes=pinned.bytes,
             pinned_device=pinned.device_address,
@@ -282,6 +282,11 @@ class CudaDevice:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _make_stream(self) -> int:
+        stream = _call(self.driver, "cuStreamCreate", int(self.driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._undo.append(lambda: self.driver.cuStreamDestroy(stream))
+        return int(stream)
 
     def _entries(self) -> CudaEntries:
         table = CudaEntries(abi_version=abi.ABI_VERSION, struct_bytes=ctypes.sizeof(CudaEntries), context=self.context)

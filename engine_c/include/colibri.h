@@ -450,7 +450,8 @@ typedef struct clb_device_desc {
   const clb_device_kernel* kernels; /* (kernel_count) */
   const void* entries;              /* clb_cuda_entries of src/driver.h */
   void* stream;
-  void* pinned; /* page-locked host memory, zeroed: staging and the device's mailbox */
+  void* copy_stream; /* another one: weights are on their way in it while `stream` is captured */
+  void* pinned;      /* page-locked host memory, zeroed: staging and the device's mailbox */
   uint64_t pinned_bytes;
   uint64_t pinned_device; /* its address as the device sees it */
   uint64_t arena;         /* device memory: the one allocation */

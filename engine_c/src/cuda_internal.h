@@ -4,15 +4,18 @@
  *
  *   cuda_plan.c    where everything lies                       cuda_step.c     a step as launches
  *   cuda_load.c    weights into the arena                      cuda_graph.c    the same, captured into graphs
- *   cuda_slots.c   a request's state onto the device           cuda_loop.c     steps in flight, events one step behind
- *   cuda_open.c    open and close
+ *   cuda_read.c    files of a pack, by several threads         cuda_loop.c     steps in flight, events one step behind
+ *   cuda_slots.c   a request's state onto the device           cuda_open.c     open and close
  *
  * clb_cuda owns the graphs and nothing else; arena, page-locked memory, stream and kernels are the worker's
- * (clb_device_desc). Every driver call is made by the engine's own thread. A failing one is final: the status goes to
- * engine->fault, the loop ends, and with it the process.
+ * (clb_device_desc). Every driver call after open is made by the engine's own thread. A failing one is final: the
+ * status goes to engine->fault, the loop ends, and with it the process.
  */
 #ifndef CLB_CUDA_INTERNAL_H
 #define CLB_CUDA_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
 
 #include "cuda_plan.h"
 #include "driver.h"
@@ -90,12 +93,49 @@ static inline int32_t clb_cuda_fail(const clb_engine* engine, clb_error* error, 
 
 /* ---------------------------------------------------------- cuda_load.c */
 
-/* Fills the arena's weights and expert tables. Fails like clb_loader_load, and with DEVICE. */
-int32_t clb_cuda_load(clb_engine* engine, const clb_engine_config* config, void* host, clb_error* error);
+/* What is done while weights are on their way; it may use their addresses. */
+typedef int32_t (*clb_cuda_meanwhile)(clb_engine* engine, clb_error* error);
+/* Fills the arena's weights and expert tables. Fails like clb_loader_load, like `meanwhile`, and with DEVICE. */
+int32_t clb_cuda_load(clb_engine* engine, const clb_engine_config* config, void* host, clb_cuda_meanwhile meanwhile,
+                      clb_error* error);
 /* Bytes that the weights take in the arena. MEMORY: no scratch memory. */
 int32_t clb_cuda_weights_bytes(const clb_engine_config* config, uint64_t* bytes, clb_error* error);
 /* clb_precision of all matrices of a model that clb_cuda_model_check accepts. */
 uint32_t clb_cuda_precision(const clb_model_desc* model);
+
+/* ---------------------------------------------------------- cuda_read.c */
+
+typedef struct clb_cuda_readers clb_cuda_readers;
+
+typedef struct clb_cuda_reader {
+  clb_cuda_readers* all;
+  clb_driver driver;                   /* a copy: `last_code` is this reader's */
+  void* copied[CLB_CUDA_LOAD_BUFFERS]; /* events: the buffer may be written again */
+  uint64_t pieces;                     /* read so far */
+  uint32_t number;
+  uint32_t file;
+  uint32_t first; /* sorted section of the file */
+  int32_t status;
+  uint32_t started; /* 1: `thread` runs */
+  pthread_t thread;
+  clb_error error;
+} clb_cuda_reader;
+
+struct clb_cuda_readers {
+  clb_engine* engine;
+  const clb_engine_config* config;
+  const clb_placement* placement;
+  _Atomic uint32_t next_file;
+  _Atomic uint32_t failed;
+  _Atomic uint64_t loaded; /* bytes of all files so far */
+  clb_cuda_reader each[CLB_CUDA_READERS];
+};
+
+/* Starts threads that read the files of the pack into the places of `placement`; all three outlive the end. */
+void clb_cuda_read_begin(clb_cuda_readers* all, clb_engine* engine, const clb_engine_config* config,
+                         const clb_placement* placement);
+/* Reads along until all is there, or, if something `before` failed, stops. The first failure. */
+int32_t clb_cuda_read_end(clb_cuda_readers* all, int32_t before, clb_error* error);
 
 /* ---------------------------------------------------------- cuda_step.c */
 

@@ -1,11 +1,9 @@
 /*
- * cuda_load.c: weights into the arena, through two page-locked buffers: while one is being copied, the next piece of a
- * file is read from the page cache into the other. The bytes of a file are what the kernels read; nothing is repacked.
+ * cuda_load.c: weights into the arena: where each will lie, and who brings it. Files are read by cuda_read.c.
  *
  * Dummy weights are written by a kernel, so that models of any size are there in seconds. They have the values of
  * dummy.c, wherever the description says that a section lies.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "cuda_internal.h"
@@ -19,104 +17,9 @@ typedef struct loader {
   struct clb_cuda* cuda;
   const clb_engine_config* config;
   clb_placement placement;
-  void* copied[CLB_CUDA_LOAD_BUFFERS]; /* events: the buffer may be written again */
-  uint64_t pieces;                     /* read so far */
-  uint64_t loaded;                     /* bytes of all files so far */
-  uint32_t file;
-  uint32_t first; /* sorted section of the file */
 } loader;
 
 static clb_driver* driver_of(const loader* state) { return &state->cuda->driver; }
-
-static void* stream_of(const loader* state) { return state->cuda->device.stream; }
-
-static unsigned char* buffer_of(const loader* state) {
-  const uint64_t offset = state->pieces % CLB_CUDA_LOAD_BUFFERS * CLB_LOADER_PIECE_BYTES;
-  return clb_cuda_host(state->cuda, state->cuda->at.load + offset);
-}
-
-static unsigned char* free_buffer(void* context, uint64_t offset, int32_t* status) {
-  loader* const state = context;
-  clb_driver* const d = driver_of(state);
-  (void)offset;
-  *status = CLB_ERR_STATE;
-  while (*status == CLB_ERR_STATE) { /* of a copy that is on its way */
-    *status = d->event_done(d, state->copied[state->pieces % CLB_CUDA_LOAD_BUFFERS]);
-  }
-  return buffer_of(state);
-}
-
-/* The part of each section that lies in the piece has finite values only. */
-static int32_t check_piece_values(const loader* state, uint64_t begin, const unsigned char* data, uint64_t bytes,
-                                  clb_error* error) {
-  const clb_model_desc* const model = state->config->model;
-  for (uint32_t i = state->first; i < model->section_count && state->placement.sorted[i]->file == state->file; ++i) {
-    const clb_section_desc* const section = state->placement.sorted[i];
-    const uint64_t end = section->offset + section->bytes;
-    const uint64_t from = section->offset > begin ? section->offset : begin;
-    const uint64_t to = end < begin + bytes ? end : begin + bytes;
-    if (from >= to) {
-      continue;
-    }
-    const uint64_t count = (to - from) / clb_element_bytes(section->precision);
-    const uint64_t index = clb_first_not_finite(data + (from - begin), section->precision, count);
-    if (index != count) {
-      char text[CLB_PLACE_BYTES];
-      const clb_place place = {section->role, section->layer, section->expert};
-      return clb_fail(error, CLB_ERR_NOT_FINITE, "file %s: %s: the value at byte %" PRIu64 " is NaN or infinite",
-                      model->file_table[state->file].name, clb_place_text(place, text),
-                      from + index * clb_element_bytes(section->precision));
-    }
-  }
-  return CLB_OK;
-}
-
-static int32_t copy_piece(void* context, uint64_t offset, const unsigned char* data, uint64_t bytes, clb_error* error) {
-  loader* const state = context;
-  clb_driver* const d = driver_of(state);
-  const uint64_t place = state->cuda->at.weights + state->placement.files[state->file] + offset;
-  int32_t status = check_piece_values(state, offset, data, bytes, error);
-  status = status != CLB_OK ? status : d->copy_in(d, stream_of(state), clb_cuda_at(state->cuda, place), data, bytes);
-  status = status != CLB_OK
-               ? status
-               : d->event_record(d, state->copied[state->pieces % CLB_CUDA_LOAD_BUFFERS], stream_of(state));
-  ++state->pieces;
-  state->loaded += bytes;
-  clb_channel_set_loaded(&state->engine->channel, state->loaded);
-  return status;
-}
-
-static int32_t copy_files(loader* state, clb_error* error) {
-  const clb_model_desc* const model = state->config->model;
-  const clb_file_sink sink = {state, free_buffer, copy_piece};
-  int32_t status = CLB_OK;
-  for (uint32_t i = 0; status == CLB_OK && i < model->file_count; ++i) {
-    state->file = i;
-    while (state->first < model->section_count && state->placement.sorted[state->first]->file < i) {
-      ++state->first;
-    }
-    status = clb_file_read(state->config->dir_fd, &model->file_table[i], &sink, error);
-  }
-  return status;
-}
-
-static int32_t load_files(loader* state, clb_error* error) {
-  clb_driver* const d = driver_of(state);
-  int32_t status = CLB_OK;
-  for (uint32_t i = 0; status == CLB_OK && i < CLB_CUDA_LOAD_BUFFERS; ++i) {
-    status = d->event_create(d, &state->copied[i]);
-    status = status != CLB_OK ? status : d->event_record(d, state->copied[i], stream_of(state));
-  }
-  status = status != CLB_OK ? status : copy_files(state, error);
-  const int32_t waited = d->stream_wait(d, stream_of(state)); /* also after a failure: the buffers are the worker's */
-  for (uint32_t i = 0; i < CLB_CUDA_LOAD_BUFFERS; ++i) {
-    if (state->copied[i] != NULL) {
-      d->event_destroy(d, state->copied[i]);
-    }
-  }
-  state->engine->stats.loaded_bytes = state->loaded;
-  return status != CLB_OK ? status : waited;
-}
 
 /* -------------------------------------------------------------- the table */
 
@@ -150,7 +53,7 @@ static int32_t fill_dummy(const loader* state, clb_place place, const clb_tensor
                              .block = {CLB_MATMUL_THREADS, 1u, 1u},
                              .shared_bytes = 0u,
                              .edge = CLB_EDGE_FULL};
-  return d->launch(d, stream_of(state), &launch);
+  return d->launch(d, state->cuda->device.copy_stream, &launch);
 }
 
 /* ------------------------------------------------------------ laying out */
@@ -227,19 +130,15 @@ static int32_t load_dummy(const loader* state, clb_weight_table* table) {
   return status;
 }
 
-static int32_t load_pack(loader* state, clb_weight_table* table, clb_error* error) {
+/* Where every section will lie; nothing is read. */
+static int32_t place_pack(loader* state, clb_weight_table* table, clb_error* error) {
   const clb_model_desc* const model = state->config->model;
-  int32_t status = clb_placement_make(model, CLB_LAYOUT_MMA, &state->placement, error);
-  if (status != CLB_OK) {
-    return status;
-  }
-  status = load_files(state, error);
-  for (uint32_t i = 0; i < model->section_count; ++i) {
+  const int32_t status = clb_placement_make(model, CLB_LAYOUT_MMA, &state->placement, error);
+  for (uint32_t i = 0; status == CLB_OK && i < model->section_count; ++i) {
     const clb_section_desc* const section = &model->section_table[i];
     const clb_place place = {section->role, section->layer, section->expert};
     set_tensor(state, table, place, section->precision, state->placement.sections[i]);
   }
-  clb_placement_free(&state->placement);
   return status;
 }
 
@@ -250,39 +149,77 @@ static clb_expert_weights expert_of(const clb_weight_table* table, uint32_t laye
                               .down = (uint64_t)(uintptr_t)clb_weight(table, CLB_ROLE_DOWN, l, expert)->data};
 }
 
+static uint64_t table_row(const clb_model_desc* model, uint32_t layer) {
+  uint64_t row = 0;
+  for (uint32_t l = 0; l < layer; ++l) {
+    row += (uint64_t)model->layer_table[l].experts + 1u;
+  }
+  return row;
+}
+
+static void place_tables(const loader* state) {
+  struct clb_cuda* const cuda = state->cuda;
+  const clb_model_desc* const model = state->config->model;
+  for (uint32_t layer = 0; layer < model->layers; ++layer) {
+    cuda->layer_tables[layer] =
+        clb_cuda_at(cuda, cuda->at.expert_tables) + table_row(model, layer) * sizeof(clb_expert_weights);
+  }
+  CLB_ASSERT(table_row(model, model->layers) * sizeof(clb_expert_weights) == cuda->at.table_bytes);
+}
+
 /* Expert tables and frequencies, through the load buffers, which nobody needs any more. */
 static int32_t copy_tables(const loader* state, const clb_weight_table* table) {
   struct clb_cuda* const cuda = state->cuda;
   clb_driver* const d = driver_of(state);
+  void* const stream = cuda->device.stream;
   const clb_model_desc* const model = state->config->model;
   clb_expert_weights* const rows = clb_cuda_host(cuda, cuda->at.load);
   float* const inv_freq = clb_cuda_host(cuda, cuda->at.load + cuda->at.table_bytes);
   const uint64_t inv_freq_bytes = model->head_dim / 2u * sizeof(float);
-  uint64_t row = 0;
   for (uint32_t layer = 0; layer < model->layers; ++layer) {
-    cuda->layer_tables[layer] = clb_cuda_at(cuda, cuda->at.expert_tables) + row * sizeof *rows;
-    for (uint32_t expert = 0; expert < model->layer_table[layer].experts; ++expert) {
-      rows[row] = expert_of(table, layer, (int32_t)expert);
-      ++row;
+    clb_expert_weights* const first = &rows[table_row(model, layer)];
+    const uint32_t experts = model->layer_table[layer].experts;
+    for (uint32_t expert = 0; expert < experts; ++expert) {
+      first[expert] = expert_of(table, layer, (int32_t)expert);
     }
-    rows[row] = expert_of(table, layer, -1);
-    ++row;
+    first[experts] = expert_of(table, layer, -1);
   }
-  CLB_ASSERT(row * sizeof *rows == cuda->at.table_bytes);
   (void)memcpy(inv_freq, model->rope_inv_freq, (size_t)inv_freq_bytes);
-  int32_t status =
-      d->copy_in(d, stream_of(state), clb_cuda_at(cuda, cuda->at.expert_tables), rows, cuda->at.table_bytes);
-  status = status != CLB_OK
-               ? status
-               : d->copy_in(d, stream_of(state), clb_cuda_at(cuda, cuda->at.inv_freq), inv_freq, inv_freq_bytes);
-  return status != CLB_OK ? status : d->stream_wait(d, stream_of(state));
+  int32_t status = d->copy_in(d, stream, clb_cuda_at(cuda, cuda->at.expert_tables), rows, cuda->at.table_bytes);
+  status =
+      status != CLB_OK ? status : d->copy_in(d, stream, clb_cuda_at(cuda, cuda->at.inv_freq), inv_freq, inv_freq_bytes);
+  return status != CLB_OK ? status : d->stream_wait(d, stream);
 }
 
-int32_t clb_cuda_load(clb_engine* engine, const clb_engine_config* config, void* host, clb_error* error) {
+/* Files are read by threads while this one does something else, and then joins them. */
+static int32_t load_pack(loader* state, clb_weight_table* table, clb_cuda_meanwhile meanwhile, clb_error* error) {
+  clb_cuda_readers readers;
+  int32_t status = place_pack(state, table, error);
+  if (status != CLB_OK) {
+    return status;
+  }
+  clb_cuda_read_begin(&readers, state->engine, state->config, &state->placement);
+  status = clb_cuda_read_end(&readers, meanwhile(state->engine, error), error);
+  clb_placement_free(&state->placement);
+  return status;
+}
+
+int32_t clb_cuda_load(clb_engine* engine, const clb_engine_config* config, void* host, clb_cuda_meanwhile meanwhile,
+                      clb_error* error) {
   loader state = {.engine = engine, .cuda = engine->cuda, .config = config};
+  clb_driver* const d = driver_of(&state);
   clb_weight_table* const table = clb_table_init(config->model, host);
-  int32_t status = config->weights == CLB_WEIGHTS_DUMMY ? load_dummy(&state, table) : load_pack(&state, table, error);
-  status = status != CLB_OK ? status : copy_tables(&state, table);
+  int32_t status;
   engine->cuda->weights = table;
-  return status == CLB_ERR_DEVICE ? clb_cuda_fail(engine, error, "loading the weights") : status;
+  place_tables(&state);
+  if (config->weights == CLB_WEIGHTS_DUMMY) {
+    status = load_dummy(&state, table);
+    status = status != CLB_OK ? status : meanwhile(engine, error);
+  } else {
+    status = load_pack(&state, table, meanwhile, error);
+  }
+  const int32_t waited = d->stream_wait(d, engine->cuda->device.copy_stream);
+  status = status != CLB_OK ? status : waited;
+  status = status != CLB_OK ? status : copy_tables(&state, table);
+  return status == CLB_ERR_DEVICE ? clb_cuda_fail(engine, error, "loading the weights or building graphs") : status;
 }

@@ -143,8 +143,7 @@ static int32_t open_cuda(clb_engine* engine, const clb_engine_config* config, co
   status = open_device_cache(engine, parts, error);
   status = status != CLB_OK ? status : clb_cuda_find_kernels(engine, clb_cuda_precision(config->model), error);
   status = status != CLB_OK ? status : clear(engine, error);
-  status = status != CLB_OK ? status : clb_cuda_load(engine, config, parts->loader, error);
-  status = status != CLB_OK ? status : clb_cuda_build_graphs(engine, error);
+  status = status != CLB_OK ? status : clb_cuda_load(engine, config, parts->loader, clb_cuda_build_graphs, error);
   cuda->made_at_open = cuda->driver.made;
   return status != CLB_OK ? status : wait_ready(engine, error);
 }

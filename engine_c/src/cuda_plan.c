@@ -202,7 +202,7 @@ static void plan_pinned(const clb_engine_config* config, const clb_cuda_extents*
   const uint64_t rows = at->max_rows;
   const uint64_t groups = (rows + CLB_FEW_ROWS - 1u) / CLB_FEW_ROWS + slots;
   const uint64_t inv_freq = config->model->head_dim / 2u * sizeof(float);
-  const uint64_t pieces = (uint64_t)CLB_CUDA_LOAD_BUFFERS * CLB_LOADER_PIECE_BYTES;
+  const uint64_t pieces = (uint64_t)clb_cuda_reader_count(config) * CLB_CUDA_LOAD_BUFFERS * CLB_LOADER_PIECE_BYTES;
   uint64_t end = 0;
   at->mailbox = take(&end, CLB_MAILBOX_BYTES);
   at->host_slots = take(&end, slots * sizeof(clb_device_slot));

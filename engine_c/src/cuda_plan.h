@@ -18,8 +18,9 @@
 #define CLB_CUDA_DECODE_BUCKETS 9u   /* rows 1, 2, 4, 8, 16, 24, 32, 48, 64 */
 #define CLB_CUDA_PREFILL_BUCKETS 12u /* rows 64, 128, 256, ... and prefill_tokens */
 #define CLB_CUDA_STAGES CLB_MAILBOX_STEPS
-#define CLB_CUDA_LOAD_BUFFERS 2u
-#define CLB_CUDA_USAGE 3u /* assignments, trimmed and dropped, as they lie in clb_device_slot */
+#define CLB_CUDA_LOAD_BUFFERS 2u /* of each reader */
+#define CLB_CUDA_READERS 8u      /* threads that read files, at most */
+#define CLB_CUDA_USAGE 3u        /* assignments, trimmed and dropped, as they lie in clb_device_slot */
 /* Nodes of a step's graph at most, and what the driver keeps of each on the device: 2.4 KB were measured on an H200. */
 #define CLB_CUDA_LAYER_NODES 16u
 #define CLB_CUDA_STEP_NODES 8u
@@ -99,7 +100,7 @@ typedef struct clb_cuda_layout {
   uint64_t host_usage;  /* uint64_t (N, 3): assignments, trimmed, dropped of prompts that generate nothing */
   uint64_t host_pool;   /* clb_pool_item (CLB_CUDA_STAGES, N), each stage_pool_bytes */
   uint64_t slot_memory; /* clb_place_slots */
-  uint64_t load;        /* CLB_CUDA_LOAD_BUFFERS pieces; expert tables and inv_freq while loading */
+  uint64_t load;        /* CLB_CUDA_LOAD_BUFFERS pieces for each reader; expert tables and inv_freq while loading */
   uint64_t pinned_bytes;
 
   uint64_t stage_list_bytes;
@@ -129,6 +130,10 @@ typedef struct clb_cuda_extents {
 int32_t clb_cuda_model_check(const clb_engine_config* config, clb_error* error);
 
 void clb_cuda_plan(const clb_engine_config* config, const clb_cuda_extents* extents, clb_cuda_layout* layout);
+
+static inline uint32_t clb_cuda_reader_count(const clb_engine_config* config) {
+  return config->threads < CLB_CUDA_READERS ? config->threads : CLB_CUDA_READERS;
+}
 
 /* The most nodes that the graph of a step has. */
 static inline uint32_t clb_cuda_step_nodes(uint32_t layers) {

@@ -117,6 +117,9 @@ typedef struct clb_file_sink {
 /* Reads a whole file. IO, FORMAT (its size), CHECKSUM, or what the sink says. */
 int32_t clb_file_read(int32_t dir_fd, const clb_file_desc* file, const clb_file_sink* sink, clb_error* error);
 
+/* clb_crc32c without the processor's own instruction, for its test. */
+uint32_t clb_crc32c_tabled(uint32_t before, const void* data, size_t bytes);
+
 /* Index of the first value that is NaN or infinite, or count. */
 uint64_t clb_first_not_finite(const void* data, uint32_t precision, uint64_t count);
 

@@ -260,6 +260,7 @@ void cuda_rig_init(cuda_rig* r, uint32_t fail_at) {
                                 .kernels = table,
                                 .entries = &entries,
                                 .stream = &kernels,
+                                .copy_stream = &entries,
                                 .multiprocessors = 4};
   r->config = (clb_engine_config){.abi_version = CLB_ABI_VERSION,
                                   .struct_bytes = sizeof(clb_engine_config),

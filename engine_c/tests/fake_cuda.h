@@ -5,11 +5,13 @@
  * A kernel handle is a fake_kernel: a C function over the argument struct. `fail_at` = n makes the n-th counted call
  * fail (destroys are not counted: they cannot be handled); `live` counts handles that were created and not destroyed.
  * With `lazy` set, graph launches wait until fake_run_pending or the next other work of the stream, as on a device.
- * One state per program; not thread-safe. Include it in exactly one file of a program.
+ * Calls of several threads are counted right, but only what they do to memory of their own is safe. One state per
+ * program. Include it in exactly one file of a program.
  */
 #ifndef CLB_FAKE_CUDA_H
 #define CLB_FAKE_CUDA_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,14 +57,15 @@ typedef struct fake_graph {
 } fake_graph;
 
 typedef struct fake_cuda_state {
-  uint32_t calls;
+  _Atomic uint32_t calls;
   uint32_t fail_at;   /* 0 = never */
   uint32_t not_ready; /* the next this many queries answer "not ready" */
-  int32_t live;
+  _Atomic int32_t live;
   uint32_t lazy;
   uint32_t pending_count;
   fake_graph* pending[FAKE_MAX_PENDING + 1u]; /* launched and not run, oldest first */
   fake_graph* capturing;
+  void* _Atomic captured_stream; /* of it */
   void* current_context;
   uint32_t last_attributes;
   clb_cu_launch_config last_config;
@@ -73,8 +76,7 @@ static fake_cuda_state fake_cuda;
 static int fake_context_object;
 
 static inline clb_cu_result fake_call(void) {
-  fake_cuda.calls++;
-  return (fake_cuda.calls == fake_cuda.fail_at) ? FAKE_ERROR : CLB_CU_SUCCESS;
+  return (atomic_fetch_add(&fake_cuda.calls, 1u) + 1u == fake_cuda.fail_at) ? FAKE_ERROR : CLB_CU_SUCCESS;
 }
 
 static inline void fake_run(fake_node* node) {
@@ -106,8 +108,8 @@ static inline void fake_run_pending(uint32_t count) {
   }
 }
 
-static inline clb_cu_result fake_submit(fake_node* node) {
-  fake_graph* graph = fake_cuda.capturing;
+static inline clb_cu_result fake_submit(fake_node* node, void* stream) {
+  fake_graph* graph = (stream == atomic_load(&fake_cuda.captured_stream)) ? fake_cuda.capturing : NULL;
   if (graph == NULL) {
     fake_run_pending(FAKE_MAX_PENDING);
     fake_run(node);
@@ -139,7 +141,7 @@ static inline clb_cu_result fake_launch(const clb_cu_launch_config* config, void
   fake_cuda.last_config = *config;
   fake_cuda.last_attributes = config->attribute_count;
   (void)memcpy(node.args, parameters[0], node.kernel->args_bytes);
-  return fake_submit(&node);
+  return fake_submit(&node, config->stream);
 }
 
 static inline void* fake_pointer(clb_cu_deviceptr address) { return (void*)(uintptr_t)address; }
@@ -147,15 +149,13 @@ static inline void* fake_pointer(clb_cu_deviceptr address) { return (void*)(uint
 static inline clb_cu_result fake_copy_in(clb_cu_deviceptr to, const void* from, size_t bytes, void* stream) {
   fake_node node = {.kind = FAKE_COPY, .to = fake_pointer(to), .from = from, .bytes = bytes};
   const clb_cu_result code = fake_call();
-  (void)stream;
-  return (code != CLB_CU_SUCCESS) ? code : fake_submit(&node);
+  return (code != CLB_CU_SUCCESS) ? code : fake_submit(&node, stream);
 }
 
 static inline clb_cu_result fake_copy_out(void* to, clb_cu_deviceptr from, size_t bytes, void* stream) {
   fake_node node = {.kind = FAKE_COPY, .to = to, .from = fake_pointer(from), .bytes = bytes};
   const clb_cu_result code = fake_call();
-  (void)stream;
-  return (code != CLB_CU_SUCCESS) ? code : fake_submit(&node);
+  return (code != CLB_CU_SUCCESS) ? code : fake_submit(&node, stream);
 }
 
 /* Not while capturing. */
@@ -178,8 +178,7 @@ static inline clb_cu_result fake_copy_rows(const clb_cu_memcpy2d* copy, void* st
 static inline clb_cu_result fake_fill(clb_cu_deviceptr to, unsigned char value, size_t bytes, void* stream) {
   fake_node node = {.kind = FAKE_FILL, .to = fake_pointer(to), .value = value, .bytes = bytes};
   const clb_cu_result code = fake_call();
-  (void)stream;
-  return (code != CLB_CU_SUCCESS) ? code : fake_submit(&node);
+  return (code != CLB_CU_SUCCESS) ? code : fake_submit(&node, stream);
 }
 
 static inline clb_cu_result fake_wait(void* handle) {
@@ -239,10 +238,12 @@ static inline clb_cu_result fake_event_elapsed(float* ms, void* begin, void* end
 static inline clb_cu_result fake_begin_capture(void* stream, int32_t mode) {
   void* graph = NULL;
   clb_cu_result code;
-  (void)stream;
   if (fake_cuda.capturing != NULL || mode != CLB_CU_CAPTURE_THREAD_LOCAL) return FAKE_ERROR;
   code = fake_create(&graph, sizeof(fake_graph));
-  if (code == CLB_CU_SUCCESS) fake_cuda.capturing = graph;
+  if (code == CLB_CU_SUCCESS) {
+    fake_cuda.capturing = graph;
+    atomic_store(&fake_cuda.captured_stream, stream);
+  }
   return code;
 }
 
@@ -252,6 +253,7 @@ static inline clb_cu_result fake_end_capture(void* stream, void** graph) {
   const clb_cu_result code = fake_call();
   (void)stream;
   fake_cuda.capturing = NULL;
+  atomic_store(&fake_cuda.captured_stream, NULL);
   if (captured == NULL) return FAKE_ERROR;
   if (code != CLB_CU_SUCCESS) {
     (void)fake_destroy(captured);

@@ -26,9 +26,9 @@ def test_a_run_of_the_tiny_shape(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert report["tokens_per_request"] == serve_bench.MAX_TOKENS
         assert report["first_token_ms"]["p50"] > 0
         assert row["device_bytes"] == 0
-    assert [line.split()[:3] for line in capsys.readouterr().out.splitlines()[2:]] == [
-        ["tiny", "1", "colibrid"], ["tiny", "3", "colibrid"],
-    ]  # fmt: skip
+    *_, one, three, start = capsys.readouterr().out.splitlines()
+    assert (one.split()[:3], three.split()[:3]) == (["tiny", "1", "colibrid"], ["tiny", "3", "colibrid"])
+    assert start.startswith("tiny: ready in ")
 
 
 def test_a_daemon_that_does_not_start_is_told() -> None:

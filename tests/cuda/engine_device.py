@@ -75,6 +75,7 @@ class EmulatedDevice:
                 kernels=self._kernels,
                 entries=ctypes.addressof(self._entries),
                 stream=1,
+                copy_stream=2,
                 pinned=pinned,
                 pinned_bytes=plan.pinned,
                 pinned_device=pinned,

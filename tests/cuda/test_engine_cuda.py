@@ -84,15 +84,28 @@ def test_dummy_weights_are_those_of_the_cpu(device: Device, tmp_path: Path) -> N
         assert np.linalg.norm(ours - reference) <= 2e-2 * np.linalg.norm(reference)
 
 
-@pytest.mark.parametrize("name", ["dense.bin", "expert_0_0.bin"])
-def test_a_damaged_file_is_refused(emulated_device: Device, tiny: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("threads", [2, 3, 64])
+def test_threads_load_the_same_weights(emulated_device: Device, tiny: Path, threads: int) -> None:
+    """Files that several threads read, more than there are files among them, give the same answers to the bit."""
+    request = ask(_prompts(CUDA_CASES[0])[0], 2, top=ALL)
+    alone, together = (
+        _serve(tiny, emulated_device, [request], threads=count, cpus=())[0].records for count in (1, threads)
+    )
+    assert alone == together
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("name", ["dense.bin", "expert_0_0.bin", "expert_2_3.bin"])
+def test_a_damaged_file_is_refused(
+    emulated_device: Device, tiny: Path, tmp_path: Path, name: str, threads: int
+) -> None:
     """One flipped bit is found while the file is on its way to the device, and the file is named."""
     pack = shutil.copytree(tiny, tmp_path / "pack")
     data = bytearray((pack / name).read_bytes())
     data[-1] ^= 1
     (pack / name).write_bytes(data)
     with pytest.raises(ModelError, match=rf"{name}.*crc32c.*CHECKSUM"):
-        InProcessEngine(pack, slots=1, max_seq_len=32, device=emulated_device)
+        InProcessEngine(pack, slots=1, max_seq_len=32, device=emulated_device, threads=threads, cpus=())
 
 
 def test_a_weight_that_is_not_finite_is_refused(emulated_device: Device, tiny: Path, tmp_path: Path) -> None:
@@ -109,15 +122,16 @@ def test_a_weight_that_is_not_finite_is_refused(emulated_device: Device, tiny: P
         InProcessEngine(pack, slots=1, max_seq_len=32, device=emulated_device)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 def test_whatever_fails_while_loading_is_told(
-    emulated_device: engine_device.EmulatedDevice, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    emulated_device: engine_device.EmulatedDevice, tiny: Path, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     """The n-th driver call of an open fails, for every n: the engine is not there, and nothing is left behind."""
     opened = failed = 0
     for number in range(1, 10_000):
         monkeypatch.setattr(emulated_device, "fail_at", number)
         try:
-            engine = InProcessEngine(tiny, slots=1, max_seq_len=32, device=emulated_device)
+            engine = InProcessEngine(tiny, slots=1, max_seq_len=32, device=emulated_device, threads=threads, cpus=())
         except EngineError as error:
             assert "the driver says CUDA_ERROR_LAUNCH_FAILED" in str(error)
             failed += 1

@@ -211,7 +211,7 @@ def test_close_undoes_everything_in_reverse(driver: Bindings, kernels: Path) -> 
     device.close()
     device.close()
     assert driver.log == [
-        "cuMemFreeHost", "cuMemHostUnregister", "cuModuleUnload", "cuMemFree", "cuStreamDestroy",
+        "cuMemFreeHost", "cuMemHostUnregister", "cuModuleUnload", "cuMemFree", "cuStreamDestroy", "cuStreamDestroy",
         "cuDevicePrimaryCtxRelease",
     ]  # fmt: skip
 
