@@ -14,6 +14,7 @@ import ctypes
 import json
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,17 @@ BLOCK = 64 << 20
 BATCHES = (1, 8, 32, 64)
 PROMPT = 2048
 EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Heads:
+    heads: int
+    kv_heads: int
+    head_dim: int = 128
+    qk_norm: int = 0
+
+
+HEADS = {"qwen3-30b": Heads(32, 4, qk_norm=1), "qwen1.5-moe": Heads(16, 16)}
 
 
 class Bench:
@@ -70,12 +82,12 @@ class Bench:
         us = float(np.median(ms)) * 1e3 / len(launches)
         self.rows.append({"op": op, "shape": shape, "us": us, "gbs": moved / us / 1e3, "tflops": flops / us / 1e6})
 
-    def linear(self, name: str, rows: int, cols: int, batch: int, *, residual: bool, many: bool = False) -> None:
+    def linear_launches(self, rows: int, cols: int, batch: int, *, residual: bool, many: bool, sets: int) -> Any:
+        """One launch a set of weights, and what must stay alive."""
         bytes_each = rows * cols * 2
-        sets = min(48, WEIGHT_BYTES // bytes_each)
         common = {
             "input": self.split(batch, cols), "sumsq": self.space(batch, cols // 16) if not residual else 0,
-            "row_count": self.machine.put(np.array([batch], np.uint32)), "rows": rows, "cols": cols,
+            "row_count": self.count(batch), "rows": rows, "cols": cols,
             "sumsq_count": cols // 16, "epsilon": EPSILON, "output_stride": rows, "next_norm": self.space(rows),
             "next_input": self.space(batch, rows), "next_sumsq": self.space(batch, rows // 16),
             "residual" if residual else "output": self.space(batch, rows),
@@ -87,9 +99,76 @@ class Bench:
         grid: Any = (-(-batch // 64), -(-rows // 128)) if many else few
         kernel = f"clb_linear_{ {'MANY': 'many_', 'LINEAR_8': '8_', 'LINEAR': ''}[kind] }bf16"
         shared = kernel_abi.constant(f"CLB_{kind}_SHARED")
-        launches = [self.machine.launch(kernel, a, grid=grid, block=256, shared=shared) for a in args]
+        return [self.machine.launch(kernel, a, grid=grid, block=256, shared=shared) for a in args], args
+
+    def linear(self, name: str, rows: int, cols: int, batch: int, *, residual: bool, many: bool = False) -> None:
+        bytes_each = rows * cols * 2
+        sets = min(48, WEIGHT_BYTES // bytes_each)
+        launches, args = self.linear_launches(rows, cols, batch, residual=residual, many=many, sets=sets)
         flops = 2.0 * batch * rows * cols
         self.time(name, f"{rows} x {cols}, {batch} rows", launches, args, moved=bytes_each, flops=flops)
+
+    def count(self, rows: int) -> int:
+        return self.machine.put(np.array([rows], np.uint32))
+
+    def attend_launches(self, model: Heads, batch: int, context: int, sets: int) -> Any:
+        """fp16 K and V of `context` positions a row, the last of them new; each set at its own addresses."""
+        row_bytes = 4 * model.kv_heads * model.head_dim * (context + 64)
+        table = np.array([[i, context - 1, 0, 0] for i in range(batch)], np.uint32)
+        dims = kernel_abi.struct("clb_attention_dims")(
+            heads=model.heads, kv_heads=model.kv_heads, head_dim=model.head_dim, qk_norm=model.qk_norm,
+            scale=model.head_dim**-0.5, epsilon=EPSILON,
+        )  # fmt: skip
+        splits, q = kernel_abi.constant("CLB_ATTENTION_SPLITS"), model.heads * model.head_dim
+        ones = self.machine.put(np.ones(model.head_dim, np.float32))
+        common = {
+            "qkv": self.space(batch, q + 2 * model.kv_heads * model.head_dim), "rope": self.space(batch, model.head_dim),
+            "q_norm": ones if model.qk_norm else 0, "k_norm": ones if model.qk_norm else 0,
+            "rows": self.machine.put(table), "row_count": self.count(batch), "partial": self.space(batch, splits * q),
+            "partial_state": self.space(batch, model.heads * splits * 2), "tickets": self.space(batch, model.heads),
+            "attended": self.space(batch, q), "shape": dims,
+        }  # fmt: skip
+        args = []
+        for layer in range(sets):
+            states = (kernel_abi.struct("clb_device_slot") * batch)()
+            for i, state in enumerate(states):
+                place = (layer * batch + i) % (WEIGHT_BYTES // row_bytes)
+                state.own_run, state.own_capacity = self.weights + place * row_bytes, context + 64
+            slots = self.machine.put(np.frombuffer(bytes(states), np.uint8))
+            args.append(kernel_abi.struct("clb_attend_args")(**common, slots=slots))
+        blocks = min(batch * model.heads * splits, self.multiprocessors * kernel_abi.constant("CLB_ATTEND_BLOCKS"))
+        return [self.machine.launch("clb_attend_fp16_bf16", a, grid=blocks, block=128) for a in args], args
+
+    def attend(self, name: str, model: Heads, batch: int, context: int) -> None:
+        moved = 4.0 * model.kv_heads * model.head_dim * context * batch
+        launches, args = self.attend_launches(model, batch, context, 48)
+        self.time("attend", f"{name}, {batch} rows of {context}", launches, args, moved=moved)
+
+    def route_launches(self, experts: int, k: int, hidden: int, batch: int, sets: int, indices: int) -> Any:
+        score = kernel_abi.struct("clb_router_logits_args")
+        choice = kernel_abi.struct("clb_router_args")(
+            logits=self.space(batch, experts), token_count=self.count(batch), indices=indices,
+            weights=self.space(batch, k), kept=self.space(batch, 1), logits_stride=experts, experts=experts, k=k, k_max=k,
+            renormalise=1, routed_scale=1.0, block_tokens=1,
+        )  # fmt: skip
+        common = {
+            "norm": self.space(hidden), "residual": self.space(batch, hidden), "sumsq": self.space(batch, hidden // 16),
+            "row_count": choice.token_count, "logits": choice.logits, "experts": experts, "hidden": hidden,
+            "epsilon": EPSILON,
+        }  # fmt: skip
+        tickets = self.space(batch, 1)
+        args = [
+            kernel_abi.struct("clb_route_args")(
+                scores=score(weights=self.weights + i * experts * hidden * 4, **common), choice=choice, tickets=tickets
+            )
+            for i in range(sets)
+        ]
+        grid = ((experts + 4) // 4, -(-batch // 8))
+        return [self.machine.launch("clb_route", a, grid=grid, block=256) for a in args], args
+
+    def route(self, experts: int, k: int, hidden: int, batch: int) -> None:
+        launches, args = self.route_launches(experts, k, hidden, batch, 48, self.space(batch, k))
+        self.time("route", f"{experts} x {hidden}, {batch} rows", launches, args, moved=4.0 * experts * hidden)
 
     def layers(self, experts: int, hidden: int, width: int, shared: int) -> list[tuple[int, int]]:
         """(experts table, shared table) of as many layers as fit."""
@@ -114,7 +193,7 @@ class Bench:
         layers = self.layers(experts, hidden, width, shared)
         choices = [np.argsort(self.rng.random((batch, experts)), 1)[:, :k].astype(np.uint32) for _ in range(24)]
         common = {
-            "row_count": self.machine.put(np.array([batch], np.uint32)), "activation": self.split(batch * k, width),
+            "row_count": self.count(batch), "activation": self.split(batch * k, width),
             "shared_activation": self.split(batch, shared) if shared else 0, "expert_count": experts, "k_max": k,
             "hidden": hidden, "width": width, "shared_width": shared,
         }  # fmt: skip
@@ -195,7 +274,9 @@ def main() -> int:
             bench.linear("out", 2048, 4096, batch, residual=True)
             bench.experts("qwen3-30b", 128, 8, 2048, 768, 0, batch)
             bench.experts("qwen1.5-moe", 60, 4, 2048, 1408, 5632, batch)
-            bench.router(128, 2048, batch)
+            bench.route(128, 8, 2048, batch)
+            for name, heads in HEADS.items():
+                bench.attend(name, heads, batch, 512)
             bench.linear("head", 151936, 2048, batch, residual=False)
         bench.linear("qkv_many", 5120, 2048, PROMPT, residual=False, many=True)
         bench.linear("out_many", 2048, 4096, PROMPT, residual=True, many=True)

@@ -25,7 +25,7 @@
 
 #include <stdint.h>
 
-#define CLB_KERNELS_ABI 3u
+#define CLB_KERNELS_ABI 4u
 
 #ifdef __CUDACC__
 #define CLB_DEVICE_PTR(type) type*
@@ -278,6 +278,15 @@ typedef struct clb_router_args {
 } clb_router_args;
 CLB_SIZE_ASSERT(clb_router_args, 136);
 
+/* clb_route: decode: scores and choice in one node, as clb_router_logits and clb_router_fp32 with block_tokens 1 make
+   them; choice.logits is scores.logits. Grid (E + 1 rounded up to 4 / 4, max_rows / 8 rounded up), 256 threads. */
+typedef struct clb_route_args {
+  clb_router_logits_args scores;
+  clb_router_args choice;
+  CLB_DEVICE_PTR(uint32_t) tickets; /* (max_rows / 8 rounded up): 0 before and after each launch */
+} clb_route_args;
+CLB_SIZE_ASSERT(clb_route_args, 224);
+
 /* Prefill only: the few-row expert kernels find their tokens from `indices` by themselves. */
 typedef struct clb_bucket_args {
   CLB_DEVICE_PTR(const uint32_t) indices;      /* (T, K) of the router */
@@ -413,8 +422,9 @@ CLB_SIZE_ASSERT(clb_combine_args, 88);
 
 /* A split of the tokens [first, tokens) that one row sees is CLB_ATTENTION_SPLIT tokens at least, and more where it
    takes that to make do with CLB_ATTENTION_SPLITS: a function of the row's length alone. */
-#define CLB_ATTENTION_SPLIT 64u
-#define CLB_ATTENTION_SPLITS 32u
+#define CLB_ATTENTION_SPLIT 128u
+#define CLB_ATTENTION_SPLITS 64u
+#define CLB_ATTEND_BLOCKS 3u
 
 /* What all attention kernels share. K of layer l, head h, token t of a run with `capacity` tokens:
    run + (layer_values * capacity + (h * capacity + t) * head_dim) * element bytes; V follows K at
@@ -432,9 +442,10 @@ typedef struct clb_attention_dims {
 } clb_attention_dims;
 CLB_SIZE_ASSERT(clb_attention_dims, 40);
 
-/* clb_attend_{fp16,bf16,fp32} (type of K and V): decode, one row a slot. Norms and rotates the row's q, and (in the
-   split that holds its position) its k, appends k and v, attends. Grid (kv_heads, SPLITS, max_rows).
-   clb_attend_combine_{bf16,fp16} (type of the split rows): the splits in order. Grid (heads, max_rows). */
+/* clb_attend_{fp16,bf16,fp32}_{bf16,fp16} (type of K and V, then of the split rows): decode, one row a slot. Norms and
+   rotates the row's q, and (in the split that holds its position) its k, appends k and v, attends; the last block of a
+   row's heads to finish adds up its splits. Grid: blocks wanted of 128 threads, at most CLB_ATTEND_BLOCKS a
+   multiprocessor run at once. */
 typedef struct clb_attend_args {
   CLB_DEVICE_PTR(const float) qkv;             /* (T, q + 2 kv) */
   CLB_DEVICE_PTR(const float) rope;            /* (T, head_dim) */
@@ -445,10 +456,11 @@ typedef struct clb_attend_args {
   CLB_DEVICE_PTR(const clb_device_slot) slots; /* (N) */
   CLB_DEVICE_PTR(float) partial;               /* (T, heads, SPLITS, head_dim): sums of exp(score - largest) * v */
   CLB_DEVICE_PTR(float) partial_state;         /* (T, heads, SPLITS, 2): largest score, sum of exponentials */
+  CLB_DEVICE_PTR(uint32_t) tickets;            /* (T, heads): 0 before and after each launch */
   CLB_DEVICE_PTR(uint32_t) attended;           /* (T, q) split rows: input of the out-projection */
   clb_attention_dims shape;
 } clb_attend_args;
-CLB_SIZE_ASSERT(clb_attend_args, 120);
+CLB_SIZE_ASSERT(clb_attend_args, 128);
 
 /* clb_append_{fp16,bf16,fp32}: prefill, before attention: norms and rotates q in place and k, writes K and V.
    clb_attend_many_{fp16,bf16,fp32}_{bf16,fp16} (K and V, then split rows): every row sees the positions up to its own.

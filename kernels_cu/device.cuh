@@ -79,8 +79,8 @@ CLB_DEVICE void clb_split_store(uint32_t* row, uint32_t col, float first, float 
   clb_split<P>(first, second, &at[0], &at[2]);
 }
 
-/* The norm of one row from its sums of squares, by a warp in a fixed order: 1 / sqrt(mean + epsilon). */
-CLB_DEVICE float clb_row_scale(const float* sumsq, uint32_t count, uint32_t cols, float epsilon) {
+/* This lane's part of a row's sums of squares. */
+CLB_DEVICE float clb_row_squares(const float* sumsq, uint32_t count) {
   const uint32_t lane = threadIdx.x % CLB_WARP;
   float sum = 0.0f;
   if (count % 4u == 0u) {
@@ -92,7 +92,17 @@ CLB_DEVICE float clb_row_scale(const float* sumsq, uint32_t count, uint32_t cols
     for (uint32_t i = lane; i < count; i += CLB_WARP)
       sum += sumsq[i];
   }
-  return 1.0f / sqrtf(clb_warp_sum(sum) / (float)cols + epsilon);
+  return sum;
+}
+
+/* The norm of one row from all lanes' parts: 1 / sqrt(mean + epsilon). */
+CLB_DEVICE float clb_scale_of(float squares, uint32_t cols, float epsilon) {
+  return 1.0f / sqrtf(clb_warp_sum(squares) / (float)cols + epsilon);
+}
+
+/* The same from its sums of squares, by a warp in a fixed order. */
+CLB_DEVICE float clb_row_scale(const float* sumsq, uint32_t count, uint32_t cols, float epsilon) {
+  return clb_scale_of(clb_row_squares(sumsq, count), cols, epsilon);
 }
 
 #endif /* CLB_DEVICE_CUH */

@@ -30,6 +30,17 @@ CLB_DEVICE void clb_release_dependents() {
 #endif
 }
 
+/* Add 1 and return what was there. What this thread and, through a barrier before, its block wrote is visible to
+   whoever takes a later ticket and then calls clb_acquire_tickets. */
+CLB_DEVICE uint32_t clb_take_ticket(uint32_t* at) {
+  uint32_t before;
+  asm volatile("atom.add.release.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(at) : "memory");
+  return before;
+}
+
+/* What those who took earlier tickets wrote is visible to this thread and, through a barrier after, to its block. */
+CLB_DEVICE void clb_acquire_tickets() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 /* c += a b for one tile: a 16 x 16 weights, b 16 x 8 (two registers), c 16 x 8. Lane 4 g + q holds of c:
    rows g, g, g + 8, g + 8 and columns 2q, 2q + 1, 2q, 2q + 1. */
 CLB_DEVICE void clb_mma_bf16(float (&c)[4], const uint4& a, uint32_t b0, uint32_t b1) {

@@ -11,10 +11,10 @@
  *            bit for equal logits (selection compares logits, the threshold uses exact_math.h); weights
  *            within 1e-6.
  * Shapes     abi.h, at each pointer. T tokens, read from device memory; E <= 512 experts; K <= 16 ranks.
- * Grid       clb_router_fp32: a warp takes one token at a time, its scores stay in registers. Decode: a block of one
- *            warp a token. Prompts: blocks of 1024 threads and 64 tokens, each writing one row of counts for
- *            clb_bucket: ceil(max_tokens / 64) blocks of 1024 threads, which add up the rows before their own
- *            (integers: no order to keep).
+ * Grid       clb_router_fp32: a warp takes one token at a time, its scores stay in registers (router.cuh); blocks of
+ *            1024 threads and 64 tokens, each writing one row of counts for clb_bucket.
+ *            clb_bucket: ceil(max_tokens / 64) blocks of 1024 threads, which add up the rows before their own (integers:
+ *            no order to keep).
  * Needs      sm_80 (redux.sync). sm_90: griddepcontrol, so that both may hang on programmatic edges.
  * Roofline   T = 8192, E = 128, K = 8: reads 4.2 MB logits, writes 1.1 MB and 64 KB counts; clb_bucket reads
  *            0.3 MB + B x B x E x 4 = 8.4 MB (L2), writes 0.5 MB. About 6 MB of memory traffic = 1.4 us at
@@ -23,118 +23,13 @@
  *            Measured (H200, 2026-11-29): 8.2 us router, 8.6 us bucket, 17.0 us both; 32 tokens: 4.0 and 2.8 us.
  * Not here   capacity (max_tokens_per_expert): capacity.cu.
  */
-#include "../engine_c/src/exact_math.h"
-#include "abi.h"
-#include "device.cuh"
+#include "router.cuh"
 
 #define WARPS (CLB_ROUTER_THREADS / CLB_WARP)
-#define MAX_PER_LANE (CLB_ROUTER_MAX_EXPERTS / CLB_WARP)
-
-/* Order of finite floats as order of unsigned integers above 0; -0 and +0 are equal. */
-static __device__ __forceinline__ uint32_t key_of(float value) {
-  const uint32_t bits = (value == 0.0f) ? 0u : __float_as_uint(value);
-  return (bits & 0x80000000u) ? ~bits : (bits | 0x80000000u);
-}
-
-static __device__ __forceinline__ float value_of(uint32_t key) {
-  return __uint_as_float((key & 0x80000000u) ? (key & 0x7fffffffu) : ~key);
-}
-
-/* One token by one warp. Lane l holds experts l, l + 32, ...; lane r ends up with the choice of rank r. */
-template <uint32_t PER_LANE>
-static __device__ __forceinline__ void route_token(const clb_router_args& a, uint32_t token, uint32_t lane,
-                                                   uint32_t* block_counts) {
-  const float* row = a.logits + token * a.logits_stride;
-  uint32_t keys[PER_LANE];
-  bool finite = true;
-#pragma unroll
-  for (uint32_t i = 0u; i < PER_LANE; i++) {
-    const uint32_t expert = lane + i * CLB_WARP;
-    const float logit = (expert < a.experts) ? row[expert] : 0.0f;
-    finite = finite && fabsf(logit) < __int_as_float(0x7f800000);
-    keys[i] = (expert < a.experts) ? key_of(logit) : 0u;
-  }
-  const uint32_t slot = (a.rows != nullptr) ? a.rows[token].slot : token;
-  const bool idle = slot == CLB_NONE;
-  const bool bad = !__all_sync(CLB_FULL_WARP, finite);
-  uint32_t k = a.k;
-  float threshold = 0.0f;
-  if (a.policy != nullptr && !idle) {
-    const clb_router_policy policy = a.policy[slot * a.policy_stride];
-    k = (policy.k != 0u) ? min(policy.k, a.k_max) : k;
-    threshold = policy.threshold;
-  }
-  if (bad || idle) k = 0u;
-
-  /* All scores are needed only where the denominator is the sum over all experts. */
-  uint32_t best = 0u;
-#pragma unroll
-  for (uint32_t i = 0u; i < PER_LANE; i++)
-    best = max(best, keys[i]);
-  const float top = value_of(__reduce_max_sync(CLB_FULL_WARP, best));
-  float all = 1.0f;
-  if (a.score == 0u && a.renormalise == 0u) {
-    float sum = 0.0f;
-#pragma unroll
-    for (uint32_t i = 0u; i < PER_LANE; i++)
-      sum += (keys[i] != 0u) ? clb_exact_exp(clb_exact_add(value_of(keys[i]), -top)) : 0.0f;
-    all = clb_warp_sum(sum);
-  }
-
-  uint32_t my_index = 0u;
-  uint32_t my_key = 0u;
-  for (uint32_t rank = 0u; rank < k; rank++) {
-    uint32_t local = keys[0];
-    uint32_t where = 0u;
-#pragma unroll
-    for (uint32_t i = 1u; i < PER_LANE; i++) {
-      if (keys[i] > local) {
-        local = keys[i];
-        where = i;
-      }
-    }
-    const uint32_t winner = __reduce_max_sync(CLB_FULL_WARP, local);
-    const uint32_t mine = (local == winner) ? lane + where * CLB_WARP : 0xffffffffu;
-    const uint32_t index = __reduce_min_sync(CLB_FULL_WARP, mine);
-#pragma unroll
-    for (uint32_t i = 0u; i < PER_LANE; i++)
-      keys[i] = (index == lane + i * CLB_WARP) ? 0u : keys[i];
-    if (lane == rank) {
-      my_index = index;
-      my_key = winner;
-    }
-  }
-
-  const float value = value_of(my_key);
-  const float score = (a.score == 0u) ? clb_exact_exp(clb_exact_add(value, -top)) : clb_exact_sigmoid(value);
-  const float best_score = __shfl_sync(CLB_FULL_WARP, score, 0);
-  /* Kept is a prefix of the ranks, as on the host, and rank 0 always stays. */
-  const bool passes = lane < k && (lane == 0u || score >= clb_exact_mul(threshold, best_score));
-  const uint32_t kept = (uint32_t)__ffs((int)~__ballot_sync(CLB_FULL_WARP, passes)) - 1u;
-  const bool in = lane < kept;
-  const float chosen = clb_warp_sum(in ? score : 0.0f);
-  const float sum = (a.renormalise != 0u) ? chosen : all;
-  const float divisor = (sum > 0.0f) ? sum : 1.0f;
-  if (lane < a.k_max) {
-    a.indices[(uint64_t)token * a.k_max + lane] = in ? my_index : CLB_ROUTER_NONE;
-    a.weights[(uint64_t)token * a.k_max + lane] = in ? __fdiv_rn(score, divisor) * a.routed_scale : 0.0f;
-  }
-  if (in && block_counts != nullptr) atomicAdd(&block_counts[my_index], 1u);
-  if (in && a.expert_counts != nullptr) atomicAdd(&a.expert_counts[slot * a.counts_stride + my_index], 1u);
-  if (lane == 0u) {
-    a.kept[token] = kept;
-    if (bad && !idle && a.rows != nullptr) a.rows[token].status = a.not_finite;
-    if (a.slots != nullptr && !idle && !bad) {
-      atomicAdd(reinterpret_cast<unsigned long long*>(&a.slots[slot].assignments), kept);
-      if (kept < a.k) atomicAdd(reinterpret_cast<unsigned long long*>(&a.slots[slot].trimmed), a.k - kept);
-    }
-  }
-}
 
 extern "C" __global__ void __launch_bounds__(CLB_ROUTER_THREADS)
     clb_router_fp32(const __grid_constant__ clb_router_args a) {
   __shared__ uint32_t block_counts[CLB_ROUTER_MAX_EXPERTS];
-  const uint32_t lane = threadIdx.x % CLB_WARP;
   uint32_t* counts = (a.block_counts != nullptr) ? block_counts : nullptr;
   for (uint32_t e = threadIdx.x; counts != nullptr && e < a.experts; e += blockDim.x)
     block_counts[e] = 0u;
@@ -145,19 +40,8 @@ extern "C" __global__ void __launch_bounds__(CLB_ROUTER_THREADS)
   if (begin >= count) return;
   const uint32_t end = min(begin + a.block_tokens, count);
   __syncthreads();
-  for (uint32_t token = begin + threadIdx.x / CLB_WARP; token < end; token += blockDim.x / CLB_WARP) {
-    if (a.experts <= 32u) {
-      route_token<1>(a, token, lane, counts);
-    } else if (a.experts <= 64u) {
-      route_token<2>(a, token, lane, counts);
-    } else if (a.experts <= 128u) {
-      route_token<4>(a, token, lane, counts);
-    } else if (a.experts <= 256u) {
-      route_token<8>(a, token, lane, counts);
-    } else {
-      route_token<MAX_PER_LANE>(a, token, lane, counts);
-    }
-  }
+  for (uint32_t token = begin + threadIdx.x / CLB_WARP; token < end; token += blockDim.x / CLB_WARP)
+    clb_route_token(a, token, clb_router_case_of(a, token), counts);
   __syncthreads();
   for (uint32_t e = threadIdx.x; counts != nullptr && e < a.experts; e += blockDim.x)
     a.block_counts[(uint64_t)blockIdx.x * a.experts + e] = block_counts[e];

@@ -157,6 +157,7 @@ static void plan_attention(const clb_model_desc* model, clb_cuda_layout* at, uin
   at->attended = take(end, rows * q * sizeof(uint32_t));
   at->partial = take(end, splits * model->head_dim * sizeof(float));
   at->partial_state = take(end, splits * 2u * sizeof(float));
+  at->attend_tickets = take(end, (uint64_t)CLB_FEW_ROWS * model->heads * sizeof(uint32_t));
 }
 
 static void plan_ffn(const clb_model_desc* model, const clb_cuda_extents* extents, clb_cuda_layout* at, uint64_t* end) {
@@ -166,6 +167,7 @@ static void plan_ffn(const clb_model_desc* model, const clb_cuda_extents* extent
   const uint64_t blocks = (rows + CLB_ROUTER_BLOCK_TOKENS - 1u) / CLB_ROUTER_BLOCK_TOKENS;
   const uint64_t hidden = model->hidden;
   at->router_logits = take(end, rows * experts * sizeof(float));
+  at->route_tickets = take(end, CLB_FEW_ROWS / 8u * sizeof(uint32_t));
   at->shared_scale = take(end, rows * sizeof(float));
   at->indices = take(end, places * sizeof(uint32_t));
   at->expert_weights = take(end, places * sizeof(float));

@@ -67,7 +67,9 @@ typedef struct clb_cuda_layout {
   uint64_t attended;
   uint64_t partial; /* of attention */
   uint64_t partial_state;
+  uint64_t attend_tickets;
   uint64_t router_logits;
+  uint64_t route_tickets;
   uint64_t shared_scale;
   uint64_t indices;
   uint64_t expert_weights;

@@ -177,10 +177,11 @@ static void attend_few(builder* b, uint32_t layer) {
                                 .slots = at(b, p->slots),
                                 .partial = at(b, p->partial),
                                 .partial_state = at(b, p->partial_state),
+                                .tickets = at(b, p->attend_tickets),
                                 .attended = at(b, p->attended),
                                 .shape = dims_of(b, layer)};
-  launch(b, CLB_CUDA_ATTEND, &args, (uint32_t[3]){model->kv_heads, CLB_ATTENTION_SPLITS, b->rows}, 128u, 0u);
-  launch(b, CLB_CUDA_ATTEND_COMBINE, &args, (uint32_t[3]){model->heads, b->rows, 1u}, model->head_dim, 0u);
+  const uint32_t most = b->rows * model->heads * CLB_ATTENTION_SPLITS; /* items that there can be, or more */
+  launch(b, CLB_CUDA_ATTEND, &args, (uint32_t[3]){wanted_blocks(b, most, CLB_ATTEND_BLOCKS), 1u, 1u}, 128u, 0u);
 }
 
 static void attend_many(builder* b, uint32_t layer) {
@@ -201,53 +202,65 @@ static void attend_many(builder* b, uint32_t layer) {
 
 /* --------------------------------------------------------------------- FFN */
 
-/* Router logits and choice of a layer. many: in blocks of tokens, with counts for the bucket kernel. */
-static void route(builder* b, uint32_t layer, bool many) {
+static clb_router_logits_args scores_of(const builder* b, uint32_t layer) {
+  const clb_model_desc* const model = &b->engine->model;
+  const clb_cuda_layout* const p = &b->cuda->at;
+  return (clb_router_logits_args){.weights = weight(b, CLB_ROLE_ROUTER, layer, -1),
+                                  .shared_gate = weight(b, CLB_ROLE_SHARED_GATE, layer, -1),
+                                  .norm = weight(b, CLB_ROLE_FFN_NORM, layer, -1),
+                                  .residual = at(b, p->residual),
+                                  .sumsq = at(b, p->sumsq[1]),
+                                  .row_count = b->row_count,
+                                  .logits = at(b, p->router_logits),
+                                  .shared_scale = at(b, p->shared_scale),
+                                  .experts = model->layer_table[layer].experts,
+                                  .hidden = model->hidden,
+                                  .epsilon = model->rms_norm_eps};
+}
+
+/* block_counts: 0 in decode. */
+static clb_router_args choice_of(const builder* b, uint32_t layer, uint64_t block_counts) {
   const clb_model_desc* const model = &b->engine->model;
   const clb_layer_desc* const desc = &model->layer_table[layer];
   const clb_cuda_layout* const p = &b->cuda->at;
-  const uint32_t k_max = b->engine->sizes.k_max;
   const uint64_t counts_row = b->engine->config.channel.max_experts;
-  uint32_t block_tokens = 1;
+  return (clb_router_args){.logits = at(b, p->router_logits),
+                           .policy = at(b, p->policies) + layer * sizeof(clb_router_policy),
+                           .rows = rows_at(b),
+                           .token_count = b->row_count,
+                           .indices = at(b, p->indices),
+                           .weights = at(b, p->expert_weights),
+                           .kept = at(b, p->kept),
+                           .block_counts = block_counts,
+                           .slots = at(b, p->slots),
+                           .expert_counts = at(b, p->expert_counts) + layer * counts_row * sizeof(uint32_t),
+                           .logits_stride = desc->experts,
+                           .policy_stride = model->layers,
+                           .counts_stride = model->layers * counts_row,
+                           .experts = desc->experts,
+                           .k = desc->experts_per_token,
+                           .k_max = b->engine->sizes.k_max,
+                           .score = desc->score,
+                           .renormalise = desc->renormalise,
+                           .routed_scale = desc->routed_scale,
+                           .block_tokens = CLB_ROUTER_BLOCK_TOKENS,
+                           .not_finite = CLB_ERR_NOT_FINITE};
+}
+
+/* Router scores and choice of a layer. many: in two nodes, with counts for the bucket kernel. */
+static void route(builder* b, uint32_t layer, bool many) {
+  const clb_cuda_layout* const p = &b->cuda->at;
+  const clb_router_logits_args scores = scores_of(b, layer);
+  const clb_router_args choice = choice_of(b, layer, many ? at(b, p->block_counts) : 0u);
+  const uint32_t grid[3] = {divide_up(scores.experts + 1u, 4u), divide_up(b->rows, EIGHT), 1u};
   if (many) {
-    block_tokens = CLB_ROUTER_BLOCK_TOKENS;
+    launch(b, CLB_CUDA_ROUTER_LOGITS, &scores, grid, CLB_MATMUL_THREADS, 0u);
+    launch(b, CLB_CUDA_ROUTER, &choice, (uint32_t[3]){divide_up(b->rows, CLB_ROUTER_BLOCK_TOKENS), 1u, 1u},
+           CLB_ROUTER_THREADS, 0u);
+  } else {
+    const clb_route_args both = {.scores = scores, .choice = choice, .tickets = at(b, p->route_tickets)};
+    launch(b, CLB_CUDA_ROUTE, &both, grid, CLB_MATMUL_THREADS, 0u);
   }
-  const clb_router_logits_args logits = {.weights = weight(b, CLB_ROLE_ROUTER, layer, -1),
-                                         .shared_gate = weight(b, CLB_ROLE_SHARED_GATE, layer, -1),
-                                         .norm = weight(b, CLB_ROLE_FFN_NORM, layer, -1),
-                                         .residual = at(b, p->residual),
-                                         .sumsq = at(b, p->sumsq[1]),
-                                         .row_count = b->row_count,
-                                         .logits = at(b, p->router_logits),
-                                         .shared_scale = at(b, p->shared_scale),
-                                         .experts = desc->experts,
-                                         .hidden = model->hidden,
-                                         .epsilon = model->rms_norm_eps};
-  const clb_router_args router = {.logits = at(b, p->router_logits),
-                                  .policy = at(b, p->policies) + layer * sizeof(clb_router_policy),
-                                  .rows = rows_at(b),
-                                  .token_count = b->row_count,
-                                  .indices = at(b, p->indices),
-                                  .weights = at(b, p->expert_weights),
-                                  .kept = at(b, p->kept),
-                                  .block_counts = many ? at(b, p->block_counts) : 0u,
-                                  .slots = at(b, p->slots),
-                                  .expert_counts = at(b, p->expert_counts) + layer * counts_row * sizeof(uint32_t),
-                                  .logits_stride = desc->experts,
-                                  .policy_stride = model->layers,
-                                  .counts_stride = model->layers * counts_row,
-                                  .experts = desc->experts,
-                                  .k = desc->experts_per_token,
-                                  .k_max = k_max,
-                                  .score = desc->score,
-                                  .renormalise = desc->renormalise,
-                                  .routed_scale = desc->routed_scale,
-                                  .block_tokens = block_tokens,
-                                  .not_finite = CLB_ERR_NOT_FINITE};
-  launch(b, CLB_CUDA_ROUTER_LOGITS, &logits,
-         (uint32_t[3]){divide_up(desc->experts + 1u, 4u), divide_up(b->rows, 8u), 1u}, CLB_MATMUL_THREADS, 0u);
-  launch(b, CLB_CUDA_ROUTER, &router, (uint32_t[3]){divide_up(b->rows, block_tokens), 1u, 1u},
-         many ? CLB_ROUTER_THREADS : 32u, 0u);
 }
 
 /* Whether an expert can have more tokens of this step than it may. */

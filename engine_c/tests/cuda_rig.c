@@ -56,6 +56,12 @@ static void run_router(const void* args) {
   }
 }
 
+static void run_route(const void* args) {
+  clb_route_args a;
+  (void)memcpy(&a, args, sizeof a);
+  run_router(&a.choice);
+}
+
 /* Every row loses expert 3. */
 static void run_capacity(const void* args) {
   clb_capacity_args a;
@@ -197,8 +203,8 @@ static void make_kernels(void) {
   add_kernel(8, "clb_expert_gate_up_many_bf16", sizeof(clb_expert_many_args), run_nothing);
   add_kernel(9, "clb_expert_down_many_bf16", sizeof(clb_expert_many_args), run_nothing);
   add_kernel(10, "clb_combine_bf16", sizeof(clb_combine_args), run_nothing);
-  add_kernel(11, "clb_attend_fp16", sizeof(clb_attend_args), run_nothing);
-  add_kernel(12, "clb_attend_combine_bf16", sizeof(clb_attend_args), run_nothing);
+  add_kernel(11, "clb_attend_fp16_bf16", sizeof(clb_attend_args), run_nothing);
+  add_kernel(12, "clb_route", sizeof(clb_route_args), run_route);
   add_kernel(13, "clb_append_fp16", sizeof(clb_prefill_attention_args), run_nothing);
   add_kernel(14, "clb_attend_many_fp16_bf16", sizeof(clb_prefill_attention_args), run_nothing);
   add_kernel(15, "clb_sample", sizeof(clb_sample_args), run_sample);

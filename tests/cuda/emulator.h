@@ -218,6 +218,14 @@ static inline void sincospif(float x, float* sine, float* cosine) {
   *sine = (float)sin((double)x * 3.14159265358979323846);
   *cosine = (float)cos((double)x * 3.14159265358979323846);
 }
+/* Byte i of the result is byte `order >> 4 i` of the eight of y, x. */
+static inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t order) {
+  const uint64_t both = (uint64_t)y << 32 | x;
+  uint32_t made = 0;
+  for (uint32_t i = 0; i < 4; i++)
+    made |= (uint32_t)(both >> ((order >> (4 * i) & 7u) * 8) & 0xffu) << (8 * i);
+  return made;
+}
 static inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((uint64_t)a * b) >> 32); }
 using std::isfinite;
 using std::isinf;
@@ -261,6 +269,9 @@ static inline float2 __half22float2(__half2 v) { return {__half2float(v.x), __ha
 
 CLB_DEVICE void clb_wait_for_inputs() {}
 CLB_DEVICE void clb_release_dependents() {}
+
+CLB_DEVICE uint32_t clb_take_ticket(uint32_t* at) { return (*at)++; }
+CLB_DEVICE void clb_acquire_tickets() {}
 
 /* Lane 4 g + q brings a, b and c of its places; products are exact in float, sums in double, rounded once. */
 template <float (*WIDEN)(uint32_t)>

@@ -146,17 +146,18 @@ class Case:
             assert error < 2e-5, f"row {index}: relative error {error}"
 
 
-def run_decode(machine: harness.Machine, case: Case, precision: str) -> None:
+def run_decode(machine: harness.Machine, case: Case, precision: str, blocks: int = 7) -> None:
     shape, count = case.shape, len(case.rows)
     partial = machine.poisoned((count, shape.heads, SPLITS, shape.head_dim), np.float32)
     state = machine.poisoned((count, shape.heads, SPLITS, 2), np.float32)
+    tickets = np.zeros((count, shape.heads), np.uint32)
+    held = harness.Output(machine.put(tickets), tickets.shape, tickets.dtype)
     args = kernel_abi.struct("clb_attend_args")(
-        **case.common, partial=partial.address, partial_state=state.address, attended=case.attended.address
-    )
-    machine.run(f"clb_attend_{shape.kv}", args, grid=(shape.kv_heads, SPLITS, count + 1), block=128)
-    machine.run(
-        f"clb_attend_combine_{precision}", args, grid=(shape.heads, count + 1), block=shape.head_dim
-    )  # a row more than there are
+        **case.common, partial=partial.address, partial_state=state.address, tickets=held.address,
+        attended=case.attended.address,
+    )  # fmt: skip
+    machine.run(f"clb_attend_{shape.kv}_{precision}", args, grid=blocks, block=128)
+    assert not machine.get(held).any(), "the next layer finds tickets in use"
 
 
 def run_prefill(machine: harness.Machine, case: Case, precision: str) -> None:
@@ -180,10 +181,28 @@ def test_decode_rows_see_their_own_slots(machine: harness.Machine, shape: Shape)
 
 
 def test_long_decode_rows_use_longer_splits(machine: harness.Machine) -> None:
-    """A row with more than 32 splits of 64 positions still sees each position once."""
-    case = Case(machine, Shape(heads=1, kv_heads=1, head_dim=32), [(0, 2500), (0, 2048)], [(0, 2400), (1, 2047)])
+    """A row with more than 64 splits of 128 positions still sees each position once."""
+    case = Case(machine, Shape(heads=1, kv_heads=1, head_dim=32), [(0, 8400), (0, 2048)], [(0, 8300), (1, 2047)])
     run_decode(machine, case, "bf16")
     case.check("bf16")
+
+
+def test_a_decode_row_has_the_same_bits_alone(machine: harness.Machine) -> None:
+    """Neither other rows nor the number of blocks changes a bit of a row."""
+    shape, sizes, rows = Shape(heads=9, kv_heads=1, qk_norm=1), [(0, 300), (20, 90)], [(1, 100), (0, 290)]
+    together = Case(machine, shape, sizes, rows)
+    run_decode(machine, together, "bf16")
+    both = machine.get(together.attended)
+    alone = Case(machine, shape, sizes, rows)
+    for row in (0, 1):
+        alone.common = {
+            **alone.common, "qkv": machine.put(together.qkv[row : row + 1]),
+            "rope": machine.put(together.rope[row : row + 1]), "row_count": machine.put(np.array([1], np.uint32)),
+            "rows": machine.put(np.array([[*rows[row], 0, 0]], np.uint32)),
+        }  # fmt: skip
+        alone.rows, alone.attended = rows[row : row + 1], machine.poisoned((2, 9 * 64), np.uint32)
+        run_decode(machine, alone, "bf16", blocks=2)
+        assert machine.get(alone.attended)[0].tobytes() == both[row].tobytes()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=repr)

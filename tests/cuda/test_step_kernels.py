@@ -80,31 +80,108 @@ def test_embedding_starts_a_step(machine: harness.Machine, precision: str, decod
     embed(machine, precision, decode=decode, hidden=1040, head_dim=128, grid=3)
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 8, 21, 64])
-@pytest.mark.parametrize("shape", [(4, 32, True), (60, 528, True), (130, 64, False), (7, 2048, False)])
-def test_router_logits_equal_float64(machine: harness.Machine, tokens: int, shape: tuple[int, int, bool]) -> None:
-    """Logits to 1e-6 of their size, and the shared expert's gate."""
+class Router:
+    """Random rows and router weights, and what the kernels of prompts and of decode make of them."""
+
+    def __init__(
+        self, machine: harness.Machine, x: np.ndarray, weights: np.ndarray, norm: np.ndarray, gate: object
+    ) -> None:
+        self.machine, self.tokens, (self.experts, hidden) = machine, len(x), weights.shape
+        self.logits = machine.poisoned((self.tokens + 1, self.experts), np.float32)
+        self.scale = machine.poisoned((self.tokens + 1,), np.float32)
+        self.count = machine.put(np.array([self.tokens], np.uint32))
+        self.scores = kernel_abi.struct("clb_router_logits_args")(
+            weights=machine.put(weights), shared_gate=0 if gate is None else machine.put(np.asarray(gate)),
+            norm=machine.put(norm), residual=machine.put(x), sumsq=machine.put(harness.tile_sums(x)),
+            row_count=self.count, logits=self.logits.address, shared_scale=self.scale.address, experts=self.experts,
+            hidden=hidden, epsilon=EPSILON,
+        )  # fmt: skip
+        self.grid = ((self.experts + 4) // 4, -(-max(self.tokens, 1) // 8))
+
+    def score(self) -> None:
+        """The prompts' kernel."""
+        self.machine.run("clb_router_logits", self.scores, grid=self.grid, block=256)
+
+    def route(self, k: int, k_max: int, **choice: object) -> dict[str, np.ndarray]:
+        """The decode steps' kernel."""
+        outputs = {
+            "indices": self.machine.poisoned((self.tokens, k_max), np.uint32),
+            "weights": self.machine.poisoned((self.tokens, k_max), np.float32),
+            "kept": self.machine.poisoned((self.tokens,), np.uint32),
+        }
+        given = {
+            "logits": self.logits.address, "token_count": self.count, "logits_stride": self.experts, "renormalise": 1,
+            "experts": self.experts, "k": k, "k_max": k_max, "routed_scale": 1.0, "block_tokens": 1,
+            "not_finite": NOT_FINITE,
+        }  # fmt: skip
+        tickets = np.zeros((self.grid[1],), np.uint32)
+        held = harness.Output(self.machine.put(tickets), tickets.shape, tickets.dtype)
+        args = kernel_abi.struct("clb_route_args")(
+            scores=self.scores, tickets=held.address,
+            choice=kernel_abi.struct("clb_router_args")(
+                **given, **choice, **{name: output.address for name, output in outputs.items()}
+            ),
+        )  # fmt: skip
+        self.machine.run("clb_route", args, grid=self.grid, block=256)
+        assert not self.machine.get(held).any(), "the next layer finds tickets in use"
+        return {name: self.machine.get(output) for name, output in outputs.items()}
+
+
+def random_router(
+    machine: harness.Machine, tokens: int, shape: tuple[int, int, bool]
+) -> tuple[Router, np.ndarray, np.ndarray]:
+    """A router, its expected logits and gates."""
     experts, hidden, gated = shape
     rng = np.random.default_rng([tokens, experts])
     x = rng.normal(0, 3, (tokens, hidden)).astype(np.float32)
     norm, gate = rng.normal(1, 0.3, hidden).astype(np.float32), rng.normal(0, 0.1, hidden).astype(np.float32)
     weights = rng.normal(0, 0.1, (experts, hidden)).astype(np.float32)
-    logits, scale = machine.poisoned((tokens + 1, experts), np.float32), machine.poisoned((tokens + 1,), np.float32)
-    args = kernel_abi.struct("clb_router_logits_args")(
-        weights=machine.put(weights), shared_gate=machine.put(gate) if gated else 0, norm=machine.put(norm),
-        residual=machine.put(x), sumsq=machine.put(harness.tile_sums(x)),
-        row_count=machine.put(np.array([tokens], np.uint32)), logits=logits.address, shared_scale=scale.address,
-        experts=experts, hidden=hidden, epsilon=EPSILON,
-    )  # fmt: skip
-    machine.run("clb_router_logits", args, grid=((experts + 4) // 4, -(-max(tokens, 1) // 8)), block=256)
     normed = harness.normed(x, norm, EPSILON)
-    got, got_scale = machine.get(logits), machine.get(scale)
-    assert harness.relative(got[:-1], normed @ weights.astype(np.float64).T) < 1e-6
+    gates = 1 / (1 + np.exp(-(normed @ gate.astype(np.float64))))
+    return Router(machine, x, weights, norm, gate if gated else None), normed @ weights.astype(np.float64).T, gates
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("tokens", [0, 1, 8, 21, 64])
+@pytest.mark.parametrize("shape", [(4, 32, True), (60, 528, True), (130, 64, False), (7, 2064, False)])
+def test_router_logits_equal_float64(
+    machine: harness.Machine, tokens: int, shape: tuple[int, int, bool], decode: bool
+) -> None:
+    """Logits to 1e-6 of their size, the shared expert's gate, and in a decode step the choice that follows from them."""
+    router, expected, gates = random_router(machine, tokens, shape)
+    k = min(4, shape[0])
+    chosen = router.route(k, k) if decode else router.score()
+    got, got_scale = machine.get(router.logits), machine.get(router.scale)
+    assert harness.relative(got[:-1], expected) < 1e-6
     assert (got[-1].view(np.uint32) == NONE).all()
-    if gated:
-        np.testing.assert_allclose(got_scale[:-1], 1 / (1 + np.exp(-(normed @ gate.astype(np.float64)))), atol=2e-6)
+    if shape[2]:
+        np.testing.assert_allclose(got_scale[:-1], gates, atol=2e-6)
     else:
         assert (got_scale.view(np.uint32) == NONE).all()
+    if chosen is not None:
+        best = np.argsort(-got[:-1], axis=1, kind="stable")[:, :k]
+        np.testing.assert_array_equal(chosen["indices"], best)
+        shares = np.exp(np.take_along_axis(expected, best, 1) - expected.max(1, keepdims=True, initial=-np.inf))
+        np.testing.assert_allclose(chosen["weights"], shares / shares.sum(1, keepdims=True), atol=2e-5)
+
+
+def test_a_row_is_routed_alone_as_among_others(machine: harness.Machine) -> None:
+    """Logits and weights of a row have the same bits alone, in twos and among 21."""
+    together, _, _ = random_router(machine, 21, (60, 528, True))
+    all_weights = together.route(4, 4)["weights"]
+    all_logits, x = machine.get(together.logits), together.scores
+    for first, count in ((0, 1), (20, 1), (7, 2), (8, 8)):
+        alone = object.__new__(Router)
+        alone.__dict__ |= together.__dict__
+        alone.tokens, alone.count = count, machine.put(np.array([count], np.uint32))
+        alone.logits, alone.grid = machine.poisoned((count + 1, 60), np.float32), (together.grid[0], 1)
+        alone.scores = type(x).from_buffer_copy(x)
+        alone.scores.residual += first * 528 * 4
+        alone.scores.sumsq += first * 33 * 4
+        alone.scores.logits, alone.scores.row_count = alone.logits.address, alone.count
+        weights = alone.route(4, 4)["weights"]
+        assert machine.get(alone.logits)[:-1].tobytes() == all_logits[first : first + count].tobytes()
+        assert weights.tobytes() == all_weights[first : first + count].tobytes()
 
 
 def test_router_of_a_decode_step_keeps_the_slots_accounts(machine: harness.Machine) -> None:
@@ -122,26 +199,21 @@ def test_router_of_a_decode_step_keeps_the_slots_accounts(machine: harness.Machi
     for state in states:
         state.assignments, state.trimmed = 100, 10
     counts = np.full((slots, layers, experts), 1, np.uint32)
-    outputs = {
-        "indices": machine.poisoned((tokens, k_max), np.uint32), "weights": machine.poisoned((tokens, k_max), np.float32),
-        "kept": machine.poisoned((tokens,), np.uint32),
-    }  # fmt: skip
     at = {
         "rows": harness.Output(machine.put(rows), rows.shape, np.dtype(np.uint32)),
         "slots": harness.Output(put_struct(machine, states), (slots, ctypes.sizeof(states[0])), np.dtype(np.uint8)),
         "counts": harness.Output(machine.put(counts), counts.shape, np.dtype(np.uint32)),
     }
-    args = kernel_abi.struct("clb_router_args")(
-        logits=machine.put(logits), policy=machine.put(policies) + layer * 8, rows=at["rows"].address,
-        token_count=machine.put(np.array([tokens], np.uint32)), slots=at["slots"].address,
-        expert_counts=at["counts"].address + layer * experts * 4, logits_stride=experts, policy_stride=layers,
-        counts_stride=layers * experts, experts=experts, k=k, k_max=k_max, renormalise=1, routed_scale=1.0,
-        block_tokens=1, not_finite=NOT_FINITE, **{name: output.address for name, output in outputs.items()},
+    router = Router(
+        machine, np.pad(logits, ((0, 0), (0, 8))), np.eye(experts, 48, dtype=np.float32), np.ones(48, np.float32), None
+    )
+    outputs = router.route(
+        k, k_max, policy=machine.put(policies) + layer * 8, rows=at["rows"].address, slots=at["slots"].address,
+        expert_counts=at["counts"].address + layer * experts * 4, policy_stride=layers, counts_stride=layers * experts,
     )  # fmt: skip
-    machine.run("clb_router_fp32", args, grid=tokens + 1, block=32)
     kept = [6, 0, 1, 0, 4]
-    np.testing.assert_array_equal(machine.get(outputs["kept"]), kept)
-    indices = machine.get(outputs["indices"])
+    np.testing.assert_array_equal(outputs["kept"], kept)
+    indices = outputs["indices"]
     for row, count in enumerate(kept):
         best = np.argsort(-np.nan_to_num(logits[row]), kind="stable")[:count]
         np.testing.assert_array_equal(indices[row], [*best, *[NONE] * (k_max - count)])
