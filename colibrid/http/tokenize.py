@@ -12,6 +12,7 @@ from colibrid.http.limits import MAX_LISTED_TOKENS
 from colibrid.http.messages import chat_prompt
 from colibrid.http.params import check_ids, check_model, check_prompt_bytes
 from colibrid.http.state import STATE
+from colibrid.http.tool_choice import tool_use
 from colibrid.http.types import TOKENIZE_REFUSED, ChatBody, DetokenizeBody, TokenizeBody
 from colibrid.text.tokenizer import TooManyTokensError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from colibrid.http.state import AppState
 
-_ONLY_MESSAGES = ("add_generation_prompt", "continue_final_message")
+_ONLY_MESSAGES = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -50,8 +51,10 @@ async def _ids_of(body: TokenizeBody, state: AppState) -> Sequence[int]:
         add_special_tokens=body.add_special_tokens,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
+        tools=body.tools,
+        chat_template_kwargs=body.chat_template_kwargs,
     )
-    return (await chat_prompt(chat, state)).ids
+    return (await chat_prompt(chat, state, tools=tool_use(chat, state) is not None)).ids
 
 
 async def _plain_ids(text: str, state: AppState, *, add_special: bool) -> Sequence[int]:

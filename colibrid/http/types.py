@@ -257,6 +257,10 @@ class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: Annotated[bool | None, _doc("default true with prompt, false with messages")] = None
     add_generation_prompt: Annotated[bool | None, _doc("only with messages; default true")] = None
     continue_final_message: Annotated[bool | None, _doc("only with messages, as in /v1/chat/completions")] = None
+    tools: Annotated[list[dict[str, Any]] | None, _doc("only with messages, as in /v1/chat/completions")] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, _doc("only with messages, as in /v1/chat/completions")] = (
+        None
+    )
     return_token_strs: Annotated[bool | None, _doc("adds token_strs, the text of each id")] = None
 
 
@@ -361,11 +365,7 @@ CHAT_REFUSED: dict[str, Refused] = (
     }
 )
 GENERATE_REFUSED: dict[str, Refused] = {"stream": Refused((False,), "use /v1/completions")}
-TOKENIZE_REFUSED: dict[str, Refused] = {
-    "tools": Refused(([],), "describe the tools in a system message"),
-    "chat_template": Refused((), "the model's own template is used"),
-    "chat_template_kwargs": Refused(({},)),
-}
+TOKENIZE_REFUSED: dict[str, Refused] = {"chat_template": Refused((), "the model's own template is used")}
 EMBEDDINGS_REFUSED: dict[str, Refused] = {
     "stream": Refused((False,)),
     "messages": Refused((), "send their text as input"),

@@ -32,14 +32,29 @@ async def test_special_tokens_are_parsed_and_shown(server: Server) -> None:
     assert (await server.post("/detokenize", {"tokens": [4092]})).json["prompt"] == "<|im_start|>"
 
 
-@pytest.mark.fields("/tokenize", "messages", "add_generation_prompt", "add_special_tokens")
-@pytest.mark.parametrize("options", [{}, {"add_generation_prompt": False}, {"add_special_tokens": True}])
+@pytest.mark.fields("/tokenize", "messages", "add_generation_prompt", "add_special_tokens", "tools")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"add_generation_prompt": False},
+        {"add_special_tokens": True},
+        {"tools": [{"type": "function", "function": {"name": "clock"}}]},
+    ],
+)
 async def test_messages_are_what_chat_would_send(server: Server, options: dict[str, Any]) -> None:
     """Messages give the very ids that the chat route computes."""
     found = (await server.post("/tokenize", {"messages": ASK} | options)).json
     await server.post("/v1/chat/completions", {"messages": ASK, "max_tokens": 1} | options)
     assert tuple(found["tokens"]) == server.service.last.prompt_ids
     assert found["count"] == len(found["tokens"])
+
+
+@pytest.mark.fields("/tokenize", "chat_template_kwargs")
+async def test_variables_of_the_template(server: Server) -> None:
+    """A variable that the template does not read is refused, as in chats."""
+    answer = await server.post("/tokenize", {"messages": ASK, "chat_template_kwargs": {"level": 1}})
+    assert (answer.status, answer.error["param"]) == (400, "chat_template_kwargs.level")
 
 
 @pytest.mark.fields("/tokenize", "continue_final_message")
