@@ -41,8 +41,9 @@ __attribute__((target("sse4.2"))) static uint32_t step_instruction(uint32_t star
   const uint8_t* next = data;
   uint64_t crc = start;
   for (size_t i = 0; i < steps; ++i) {
+    const void* const at = next;
     uint64_t eight;
-    (void)memcpy(&eight, next, sizeof eight);
+    (void)memcpy(&eight, at, sizeof eight);
     crc = __builtin_ia32_crc32di(crc, eight);
     next += 8;
   }
