@@ -15,7 +15,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/pytest
 .DEFAULT_GOAL := help
 # Where venv comes without pip (Debian's python3-venv is missing), a python is left behind that the next call would use.
 .DELETE_ON_ERROR:
-.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan fuzz fuzz-http cross lint misra analyze format cubins bench clean
+.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan fuzz fuzz-http cross lint misra analyze format cubins bench clients clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -65,6 +65,9 @@ test-tsan: $(VENV)/.dev  ## rings, thread pool and steps under the thread saniti
 		-Db_sanitize=thread
 	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel engine stage step_threads threads
 
+clients: $(VENV)/.dev $(VENV)/.installed  ## the openai SDKs, langchain, litellm and lm-eval against a daemon: make clients ARGS=openai-3
+	PYTHONSAFEPATH=1 $(BIN)/python tests/clients/run.py $(ARGS)
+
 SECONDS ?= 60
 fuzz: $(VENV)/.dev  ## loader and request block against hostile input: make fuzz SECONDS=60
 	PATH="$(CURDIR)/$(BIN):$(BIN):$$PATH" engine_c/tools/fuzz.sh $(SECONDS)
@@ -105,4 +108,4 @@ bench: $(VENV)/.installed  ## speed of the engine on this machine
 	$(BIN)/colibrid bench engine
 
 clean:  ## remove what was built
-	rm -rf build build-asan build-tsan build-fuzz dist $(VENV) colibrid/engine/lib .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build build-asan build-clients build-tsan build-fuzz dist $(VENV) colibrid/engine/lib .mypy_cache .ruff_cache .pytest_cache
