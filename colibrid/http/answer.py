@@ -14,7 +14,8 @@ from colibrid.errors import RequestError
 from colibrid.http.context import current
 from colibrid.http.errors import InternalError, RequestTimeoutError
 from colibrid.http.run import Choices
-from colibrid.http.sse import EventStream, ReaderLeftError
+from colibrid.http.sending import ReaderLeftError, send_json
+from colibrid.http.sse import EventStream
 from colibrid.http.usage import server_timing, usage_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
+_LOGPROB_BYTES = 100  # copied in less than the time that it takes to write down a log-probability
 _INLINE_LOGPROBS = 4000  # written down on the event loop: about 2 ms
 _Result = TypeVar("_Result")
 
@@ -104,7 +106,7 @@ async def _within(request: web.Request, timeout_s: float | None, work: Awaitable
 
 async def _whole(
     request: web.Request, state: AppState, choices: Choices, writer: AnswerWriter, timeout_s: float | None
-) -> web.Response:
+) -> web.StreamResponse:
     writers = {choice: writer.choice(choice) for choice in choices.all}
 
     async def collect(choice: Choice) -> None:
@@ -120,8 +122,8 @@ async def _whole(
         parts.append(msgspec.Raw(await _off_loop(state, target.weight, functools.partial(_encoded, target.whole))))
         await asyncio.sleep(0)  # many small choices together would hold the event loop for long
     whole = functools.partial(writer.whole, parts, usage)
-    body = await _off_loop(state, writer.weight, functools.partial(_encoded, whole))
-    return web.Response(body=body, content_type="application/json")
+    weight = writer.weight + sum(len(memoryview(part)) for part in parts) // _LOGPROB_BYTES  # they are copied
+    return await send_json(request, await _off_loop(state, weight, functools.partial(_encoded, whole)))
 
 
 async def _streamed(

@@ -27,6 +27,12 @@ _STATUSES = {
     "504": "The answer took longer than timeout_s",
     "503": "Overloaded, loading or draining: try again after Retry-After",
 }
+_EVENT = {
+    "type": "object",
+    "description": "each event, with stream: true",
+    "properties": {"data": {"type": "string", "description": "a chunk of the answer as JSON, an error, or [DONE]"}},
+    "required": ["data"],
+}
 _BODY_STATUSES = frozenset({"400", "408", "413", "415", "500", "503"})
 
 
@@ -72,7 +78,7 @@ def _refused(refused: Mapping[str, Refused]) -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": _reference(route.answer)}}
     if route.streams:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": "with stream: true"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     responses: dict[str, Any] = {"200": {"description": "The answer", "content": content}}
     for status in _statuses(route):
         responses[status] = {"description": _STATUSES[status], "content": _error_content()}

@@ -332,7 +332,7 @@ def _job(
                 priority=body.priority or 0,
             )
         )
-    _check_logprobs(requests)
+    _check_logprobs(requests, stream=bool(body.stream))
     return Job(
         prompts=tuple(cut),
         requests=tuple(requests),
@@ -349,11 +349,14 @@ def _job(
     )
 
 
-def _check_logprobs(requests: Sequence[GenerateRequest]) -> None:
-    """Raises RequestError for more log-probabilities than one answer may hold: each takes about 150 bytes meanwhile."""
+def _check_logprobs(requests: Sequence[GenerateRequest], *, stream: bool) -> None:
+    """Raises RequestError for more log-probabilities than one answer may hold: each takes about 150 bytes meanwhile.
+
+    Those of a stream's text are gone when they are sent.
+    """
     of_text = of_prompts = 0
     for request in requests:
-        if request.logprobs is not None:
+        if request.logprobs is not None and not stream:
             of_text += request.n * request.max_tokens * (request.logprobs + 1)
         if request.prompt_logprobs is not None:
             of_prompts += request.n * len(request.prompt_ids) * (request.prompt_logprobs + 1)

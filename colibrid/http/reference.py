@@ -74,7 +74,8 @@ _DEVIATIONS = """\
   of length 1.
 - A body may be large in `prompt`, `messages`, `input` or `tokens` only: all its other fields together have at most 256 KiB. It
   has at most 128 levels, 65,536 lists and objects, 65,536 keys, 262,144 strings and 524,288 values, and each field once.
-- One answer holds at most 1,048,576 log-probabilities, the likeliest ones of each token among them.
+- One answer holds at most 1,048,576 log-probabilities, the likeliest ones of each token among them; those of the text
+  of a stream do not count.
 - Special-token strings are parsed in `/v1/completions` and are plain text in the contents of chat messages.
 - The role `developer` reads as `system` for templates that do not know it; text parts are joined by a newline.
 """

@@ -25,7 +25,7 @@ from colibrid.http.limits import WRITE_TIMEOUT_S
 from colibrid.http.manual import add_manual
 from colibrid.http.protocol_log import ProtocolLogger
 from colibrid.http.routes import ROUTES
-from colibrid.http.sse import ReaderLeftError
+from colibrid.http.sending import ReaderLeftError
 from colibrid.http.state import STATE, AppState
 
 if TYPE_CHECKING:

@@ -1,8 +1,7 @@
 """Server-sent events: one writer of one stream.
 
 Whatever tokens arrived since the last write go out as one event, so a slow reader costs events, not memory: the
-generator waits for the socket, and the engine's ring waits for the generator. A reader that takes nothing for
-WRITE_TIMEOUT_S is cut off.
+generator waits for the socket, and the engine's ring waits for the generator.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import msgspec
 from aiohttp import web
 
 from colibrid.http.errors import error_object
-from colibrid.http.limits import WRITE_TIMEOUT_S
+from colibrid.http.sending import ReaderLeftError, reader, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import TracebackType
 
     from colibrid.errors import RequestError
@@ -32,10 +30,6 @@ _HEADERS = {
 }
 
 
-class ReaderLeftError(Exception):
-    """The client has closed the connection, or was cut off."""
-
-
 class EventStream:
     """One open response. Use as a context manager; `send` may be called by several tasks."""
 
@@ -47,7 +41,7 @@ class EventStream:
         self.response = web.StreamResponse(headers=_HEADERS)
 
     async def __aenter__(self) -> Self:
-        with _reader():
+        with reader():
             await self.response.prepare(self._request)
         self._pinger = asyncio.create_task(self._ping())
         return self
@@ -63,13 +57,7 @@ class EventStream:
     async def send(self, events: bytes) -> None:
         """Writes whole events. Raises ReaderLeftError when the reader has gone or takes nothing."""
         self._written = True
-        try:
-            with _reader():
-                async with asyncio.timeout(WRITE_TIMEOUT_S):
-                    await self.response.write(events)
-        except TimeoutError as error:
-            self._abort()
-            raise ReaderLeftError from error
+        await write(self._request, self.response, events)
 
     async def finish(self) -> None:
         """The good end."""
@@ -89,7 +77,7 @@ class EventStream:
             self._pinger.cancel()
 
     async def _close(self) -> None:
-        with _reader():
+        with reader():
             await self.response.write_eof()
 
     async def _ping(self) -> None:
@@ -99,19 +87,6 @@ class EventStream:
                 if not self._written:
                     await self.send(_PING)
                 self._written = False
-
-    def _abort(self) -> None:
-        if self._request.transport is not None:
-            self._request.transport.abort()
-
-
-@contextlib.contextmanager
-def _reader() -> Iterator[None]:
-    """Turns what sockets say of a reader that has gone into ReaderLeftError."""
-    try:
-        yield
-    except ConnectionError as error:
-        raise ReaderLeftError from error
 
 
 def event(data: bytes) -> bytes:
