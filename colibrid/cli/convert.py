@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
 from colibrid.cli.models import checksum
 from colibrid.cli.progress import Progress
+from colibrid.cli.shapes import SHAPES, write_shape
 from colibrid.config.sizes import format_bytes
 from colibrid.engine.library import Library
-from colibrid.errors import ModelError
+from colibrid.errors import ConfigError, ModelError
 from colibrid.model import convert as conversion
 from colibrid.model.pack import is_pack
 
+if TYPE_CHECKING:
+    from colibrid.model.fingerprint import Dtype
+    from colibrid.model.manifest import Backend, Manifest
+
 
 @click.command(short_help="Make a pack from a Hugging Face checkpoint.")
-@click.argument("src", metavar="SRC")
-@click.argument("dst", metavar="DST")
+@click.argument("paths", metavar="[SRC] DST", nargs=-1)
+@click.option(
+    "--dummy",
+    metavar="SHAPE",
+    help="Instead of SRC: random weights of a published model's shape (see `bench engine --help`), or of the "
+    "config.json in a folder.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of random weights.")
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "fp32", "fp16", "bf16"]),
@@ -36,33 +48,63 @@ from colibrid.model.pack import is_pack
 @click.option("--name", metavar="NAME", help="Default model id; else the name of the folder SRC.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress bar.")
 def convert(
-    src: str,
-    dst: str,
-    dtype: Literal["auto", "fp32", "fp16", "bf16"],
-    backend: Literal["cpu", "cuda", "any"],
+    paths: tuple[str, ...],
+    dummy: str | None,
+    seed: int,
+    dtype: Dtype,
+    backend: Backend,
     name: str | None,
     quiet: bool,
 ) -> None:
-    """Make the pack DST from the Hugging Face checkpoint in the folder SRC.
+    """Make the pack DST from the Hugging Face checkpoint in the folder SRC, or with --dummy from nothing.
 
     An interrupted conversion is resumed by the same command; DST appears only when it is complete.
     """
+    if len(paths) != (2 if dummy is None else 1):
+        raise click.UsageError("give SRC and DST, or with --dummy SHAPE only DST")
+    target = Path(paths[-1]).expanduser()
+    progress = None if quiet else Progress("converting")
+    report = (lambda *_: None) if progress is None else progress
+    try:
+        if dummy is None:
+            manifest = conversion.convert(
+                _source(paths[0]), target, dtype, report, crc32c=checksum(Library()), backend=backend, name=name
+            )
+        else:
+            manifest = _write_random(dummy, target, dtype, report, backend, name, seed)
+    finally:
+        if progress is not None:
+            progress.close()
+    size = sum(file.bytes for file in manifest.files)
+    print(f"{paths[-1]}: {manifest.family}, {manifest.precision}, {format_bytes(size)} in {len(manifest.files)} files")
+
+
+def _source(src: str) -> Path:
     source = Path(src).expanduser()
     if not (source / "config.json").is_file():
         what = "a pack already" if is_pack(source) else "no config.json in it" if source.is_dir() else "no such folder"
         raise ModelError(f"{src}: {what}; SRC is a Hugging Face checkpoint's folder with config.json and safetensors")
-    progress = Progress("converting")
-    try:
-        manifest = conversion.convert(
-            source,
-            Path(dst).expanduser(),
-            dtype,
-            None if quiet else progress,
-            crc32c=checksum(Library()),
-            backend=backend,
-            name=name,
+    return source
+
+
+def _write_random(
+    shape: str,
+    target: Path,
+    dtype: Dtype,
+    report: conversion.Progress,
+    backend: Backend,
+    name: str | None,
+    seed: int,
+) -> Manifest:
+    # Imported here: other conversions do without.
+    from colibrid.model.random_pack import write_random_pack  # noqa: PLC0415
+
+    with TemporaryDirectory() as folder:
+        source = Path(shape).expanduser()
+        if shape in SHAPES:
+            source = write_shape(shape, Path(folder))
+        elif not (source / "config.json").is_file():
+            raise ConfigError(f"--dummy {shape}: write one of {', '.join(SHAPES)}, or a folder with a config.json")
+        return write_random_pack(
+            source, target, dtype, report, crc32c=checksum(Library()), backend=backend, name=name, seed=seed
         )
-    finally:
-        progress.close()
-    size = sum(file.bytes for file in manifest.files)
-    print(f"{dst}: {manifest.family}, {manifest.precision}, {format_bytes(size)} in {len(manifest.files)} files")

@@ -78,7 +78,7 @@ class PackWriter:
         return self._finished.get(name)
 
     def write(self, planned: PackFile, chunks: Iterator[bytes | memoryview]) -> PackFile:
-        """One file from its bytes in order. Returns it with its checksums."""
+        """One file from its bytes in order. Returns it with its checksums. Threads may write different files."""
         total, sha, crc = 0, hashlib.sha256(), _BlockCrc(self._crc32c)
         with (self._partial / planned.name).open("wb") as file:
             for chunk in chunks:

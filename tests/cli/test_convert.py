@@ -67,3 +67,18 @@ def test_problems_exit_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert all(line.startswith("colibrid: ") for line in lines)
+
+
+def test_random_weights_of_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--dummy takes a folder with a config.json, or the name of a shape, and needs no SRC."""
+    source = tmp_path / "shape"
+    source.mkdir()
+    (source / "config.json").write_bytes((BUNDLED_MODEL / "config.json").read_bytes())
+    target = tmp_path / "x.colibri"
+    assert run(["convert", "-q", "--dummy", str(source), "--seed", "3", str(target)]) == 0
+    assert open_pack(target).manifest.created_by.endswith("random (seed 3) weights")
+    assert capsys.readouterr().out.startswith(f"{target}: Qwen2MoeForCausalLM, bf16")
+    assert run(["convert", "--dummy", "no-such-shape", str(tmp_path / "y.colibri")]) == 78
+    assert "qwen3-30b-a3b" in capsys.readouterr().err
+    assert run(["convert", "--dummy", str(source)]) == 2
+    assert run(["convert", str(source)]) == 2

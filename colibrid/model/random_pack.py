@@ -1,0 +1,116 @@
+"""Packs with seeded random weights on disk, of any shape: to measure loading, serving and conversion without a download.
+
+Every file's bytes depend on seed, name and layout only; they say nothing about a model. Unlike `model.weights: dummy`,
+which has no files, such a pack is read and checked like any other.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from colibrid.model import floats
+from colibrid.model.checkpoint import TEXT_FILES
+from colibrid.model.dummy import dummy_manifest
+from colibrid.model.fingerprint import Dtype, fingerprint
+from colibrid.model.layout import MATRIX_ROLES
+from colibrid.model.pack_writer import open_writer
+from colibrid.model.tiles import tiled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from colibrid.model.manifest import Backend, Manifest, PackFile, Precision, Section
+    from colibrid.model.pack_writer import Crc32c
+
+BLOCK_VALUES = 16 << 20  # made at once
+MOST_THREADS = 8
+_NORMS = frozenset({"final_norm", "attn_norm", "ffn_norm", "q_norm", "k_norm"})
+# Of a value: bits that stay random (sign and mantissa), and where the exponent lies.
+_BITS: dict[Precision, tuple[int, int, int]] = {
+    "fp32": (0x807F_FFFF, 23, 127),
+    "fp16": (0x83FF, 10, 15),
+    "bf16": (0x807F, 7, 127),
+}
+
+
+def write_random_pack(
+    src: Path,
+    dst: Path,
+    dtype: Dtype = "auto",
+    progress: Callable[[int, int, str], None] = lambda *_: None,
+    *,
+    crc32c: Crc32c,
+    backend: Backend = "cpu",
+    name: str | None = None,
+    seed: int = 0,
+) -> Manifest:
+    """Writes the pack DST of the model that config.json in the folder SRC describes. Errors as in convert."""
+    manifest = dummy_manifest(src, dtype, name, backend)
+    key = f"{fingerprint(src, dtype, manifest.name, backend, weights=False)}-random-{seed}"
+    total = sum(file.bytes for file in manifest.files)
+    with open_writer(dst, key, crc32c, wait=False) as writer:
+        done = writer.resume(manifest.files)
+        writer.require_space(total - done)
+
+        def write(planned: PackFile) -> PackFile:
+            nonlocal done
+            file = writer.finished(planned.name)
+            if file is None:
+                file = writer.write(planned, _file_bytes(planned, seed))
+                done += planned.bytes  # of several threads: a shown number, no more
+                progress(done, total, planned.name)
+            return file
+
+        with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
+            files = tuple(pool.map(write, manifest.files))
+        for text in TEXT_FILES:
+            if (src / text).is_file():
+                writer.copy_text(src / text)
+        manifest = msgspec.structs.replace(
+            manifest, files=files, created_by=manifest.created_by.replace("without", f"random (seed {seed})")
+        )
+        writer.publish(manifest)
+    return manifest
+
+
+def _file_bytes(planned: PackFile, seed: int) -> Iterator[memoryview | bytes]:
+    position = 0
+    for number, section in enumerate(planned.sections):
+        draw = np.random.Generator(np.random.SFC64([seed, zlib.crc32(planned.name.encode()), number]))
+        yield bytes(section.offset - position)
+        for block in _section(section, draw):
+            yield np.ascontiguousarray(block).data.cast("B")
+        position = section.offset + section.bytes
+
+
+def _section(section: Section, draw: np.random.Generator) -> Iterator[floats.Array]:
+    """Norms are 1. Other values are spread so that a row times an input of size 1 has about size 1."""
+    rows, cols = section.shape
+    if section.role in _NORMS:
+        yield floats.narrow(np.ones(rows * cols, np.float32), section.precision)
+        return
+    inputs = rows if section.role == "down" and section.layout == "flat" else cols
+    exponent = round(-math.log2(1.5 * math.sqrt(inputs))) if section.role in MATRIX_ROLES else -6
+    if section.padded_shape is not None:
+        matrix = _values(draw, rows * cols, section.precision, exponent).reshape(rows, cols)
+        yield from tiled([matrix], section.layout)
+        return
+    for begin in range(0, rows * cols, BLOCK_VALUES):
+        yield _values(draw, min(BLOCK_VALUES, rows * cols - begin), section.precision, exponent)
+
+
+def _values(draw: np.random.Generator, count: int, precision: Precision, exponent: int) -> floats.Array:
+    """Finite values of either sign between 2^exponent and 2^(exponent + 1)."""
+    mask, shift, bias = _BITS[precision]
+    storage = floats.STORAGE[precision]
+    bits = np.frombuffer(draw.bytes(count * storage.itemsize), f"<u{storage.itemsize}") & mask
+    bits |= max(1, exponent + bias) << shift
+    return bits.view(storage)
