@@ -83,7 +83,7 @@ class Choice:
         """
         async for records in self._generation:
             delta = self._take(records)
-            if self._text.stopped:
+            if self._over:
                 self._generation.stop()
                 self._end_reply(delta)
                 self.outcome = self._outcome()
@@ -92,7 +92,8 @@ class Choice:
             await self._allow(records)
             yield delta
         rest = Delta(self._text.finish())
-        self._read_reply(rest)
+        if self._reply is not None:
+            rest.events += self._reply.push(rest.text)
         self._end_reply(rest)
         self.outcome = self._outcome()
         yield rest
@@ -112,22 +113,24 @@ class Choice:
             self._logprobs += record.logprob or 0.0
             delta.offsets.append(self._text.chars)
             pieces.append(self._text.push(record.token))
-            if self._text.stopped:
+            if self._reply is not None:
+                delta.events += self._reply.push(pieces[-1], delta.offsets[-1:])
+            if self._over:
                 break
         delta.text = "".join(pieces)
-        self._read_reply(delta)
         return delta
 
-    def _read_reply(self, delta: Delta) -> None:
-        if self._reply is not None:
-            delta.events += self._reply.push(delta.text, delta.offsets)
+    @property
+    def _over(self) -> bool:
+        """True once the text is complete by itself, whatever more the engine computes."""
+        return self._text.stopped or (self._reply is not None and self._reply.over)
 
     def _end_reply(self, delta: Delta) -> None:
         if self._reply is not None:
             delta.events += self._reply.finish()
 
     def _outcome(self) -> Outcome:
-        result, stopped = self._generation.result, self._text.stopped
+        result, stopped = self._generation.result, self._over
         if result is None and not stopped:  # cancelled from outside while the client still listens
             raise EngineFaultError("The generation was cancelled; try again.", code="cancelled")
         reason = "stop" if result is None or stopped else result.finish_reason

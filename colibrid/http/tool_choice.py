@@ -107,6 +107,7 @@ def reply_options(use: ToolUse | None, prompt: Prompt, state: AppState) -> Reply
         form=use.form,
         names=frozenset(tool.name for tool in use.tools),
         forced=use.forced,
+        single=not use.parallel,
     )
 
 
@@ -119,7 +120,8 @@ def reply_grammar(
     if use is not None and (use.forced or answer is not None or any(tool.strict for tool in use.tools)):
         check_ending(body, "tools")
         free = not use.forced and answer is None
-        grammar = calls_grammar(use.form, use.tools, added, parallel=use.parallel, free=free)
+        words = state.text.tokenizer.added_words
+        grammar = calls_grammar(use.form, use.tools, added, words, parallel=use.parallel, free=free)
         if not use.forced and answer is not None:
             grammar = both(answer, grammar)
     if grammar is None:

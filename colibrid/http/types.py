@@ -219,7 +219,7 @@ class ChatBody(SamplingBody, frozen=True, kw_only=True):
         str | dict[str, Any] | None,
         _doc("none, auto, required or a named function; the last two constrain the reply to calls"),
     ] = None
-    parallel_tool_calls: Annotated[bool | None, _doc("false: a constrained reply has one call; default true")] = None
+    parallel_tool_calls: Annotated[bool | None, _doc("false: the reply ends with its first call; default true")] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, _doc("variables that the model's template reads; others are refused by name")
     ] = None

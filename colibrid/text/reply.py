@@ -26,6 +26,7 @@ class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     form: ToolFormat | None = None  # none: no tools
     names: frozenset[str] = frozenset()  # of tools
     forced: bool = False  # a grammar allows calls only
+    single: bool = False  # the reply ends with its first call
 
     def shown_ids(self, specials: Mapping[str, int]) -> frozenset[int]:
         """Special tokens that the readers must see."""
@@ -37,7 +38,7 @@ class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
             return PlainReader()
         if self.forced:
             return LayoutReader(self.form.layout, self.names)
-        return FreeReader(self.form, self.names)
+        return FreeReader(self.form, self.names, single=self.single)
 
     def reader(self) -> Reader:
         """A fresh reader."""
@@ -53,6 +54,7 @@ class Reply:
 
     def __init__(self, options: ReplyOptions) -> None:
         self._reader = options.reader()
+        self._single = options.single and not options.forced  # a grammar sees to it by itself
         self._offsets: list[int] = []
         self.calls = 0  # so far
 
@@ -64,6 +66,11 @@ class Reply:
     def finish(self) -> list[Event]:
         """The rest."""
         return self._counted(self._reader.finish())
+
+    @property
+    def over(self) -> bool:
+        """True once nothing more is wanted."""
+        return self._single and self.calls > 0
 
     def _counted(self, events: list[Event]) -> list[Event]:
         self.calls += sum(isinstance(event, CallStart) for event in events)

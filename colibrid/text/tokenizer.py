@@ -150,6 +150,11 @@ class Tokenizer:
             "The messages hold text that this model reads as a control token; remove it.", param="messages"
         )
 
+    @functools.cached_property
+    def added_words(self) -> re.Pattern[str]:
+        """Finds added tokens in a text."""
+        return longest_of(self.added_ids)
+
     def source_all_special(self) -> str:
         """tokenizer.json, but with every added token marked as special."""
         described = msgspec.json.decode(self._source)

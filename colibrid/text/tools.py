@@ -16,7 +16,6 @@ import msgspec
 from colibrid.errors import RequestError
 from colibrid.text.structured import Grammar, lark_string, schema_text
 from colibrid.text.structured_limits import MAX_GRAMMAR_BYTES
-from colibrid.text.words import longest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -196,14 +195,19 @@ def _read_tool(tool: Mapping[str, Any], param: str) -> Tool:
 
 
 def calls_grammar(
-    form: ToolFormat, tools: Sequence[Tool], added: Mapping[str, int], *, parallel: bool, free: bool
+    form: ToolFormat,
+    tools: Sequence[Tool],
+    added: Mapping[str, int],
+    words: re.Pattern[str],
+    *,
+    parallel: bool,
+    free: bool,
 ) -> Grammar:
     """Nothing but calls of these tools, with arguments as they say; with `free` any text before, and calls or none.
 
-    `added`: ids of the tokenizer's added tokens by their text. Raises RequestError naming a tool with a wrong schema.
+    `added`: ids of the tokenizer's added tokens by their text; `words` finds these. Raises RequestError naming a tool with a wrong schema.
     """
     layout = form.layout
-    words = longest_of(added)
 
     def literal(text: str) -> str:
         return " ".join(_literals(text, words, added)) or '""'

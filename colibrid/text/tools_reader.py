@@ -63,9 +63,11 @@ class FreeReader:
     White space around sections is dropped.
     """
 
-    def __init__(self, form: ToolFormat, names: frozenset[str]) -> None:
+    def __init__(self, form: ToolFormat, names: frozenset[str], *, single: bool = False) -> None:
+        """`single`: of several calls in one section only the first counts."""
         self._form = form
         self._names = names
+        self._single = single
         self._text = ""  # not decided yet
         self._searched = 0  # of it, within a section
         self._inside = False
@@ -135,7 +137,7 @@ class FreeReader:
             events.append(Content(section))
             return
         self._called = True
-        for call in calls:
+        for call in calls[:1] if self._single else calls:
             events += [CallStart(call.name), CallArguments(call.arguments)]
 
 

@@ -150,6 +150,26 @@ async def test_a_named_tool_is_the_only_one(make_server: Callable[..., Any]) -> 
     assert (await server.post(CHAT, required | {"parallel_tool_calls": False})).status == 400
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("batch", [1, 50])
+async def test_a_reply_ends_with_its_first_call(make_server: Callable[..., Any], batch: int, stream: bool) -> None:
+    """parallel_tool_calls: false ends the reply with its first call, and counts tokens up to there."""
+    server = await make_server(f"{CALL}\n{TICK} more text")
+    server.service.batch = batch
+    request = {"messages": ASK, "tools": [WEATHER, CLOCK], "parallel_tool_calls": False, "stream": stream}
+    answer = await server.post(CHAT, request | ({"stream_options": {"include_usage": True}} if stream else {}))
+    if stream:
+        message, usage = joined(answer), answer.events[-2]["usage"]
+        assert answer.events[-3]["choices"][0]["finish_reason"] == "tool_calls"
+    else:
+        message, usage = answer.json["choices"][0]["message"], answer.json["usage"]
+        assert answer.json["choices"][0]["finish_reason"] == "tool_calls"
+    assert len(message["tool_calls"]) == 1
+    assert not message["content"]
+    tokens = server.state.text.tokenizer.encode(CALL, add_special_tokens=False)
+    assert usage["completion_tokens"] == len(tokens)
+
+
 async def test_strict_tools_are_masked(make_server: Callable[..., Any]) -> None:
     """strict: true holds calls to the parameters where the model chooses to call, and lets it talk."""
     strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}

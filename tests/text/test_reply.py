@@ -60,3 +60,19 @@ def test_readers_see_their_special_tokens() -> None:
     assert ReplyOptions(parser="think").shown_ids(specials) == {7, 8}
     assert ReplyOptions(parser="harmony").shown_ids(specials) == {10}
     assert ReplyOptions().shown_ids(specials) == set()
+
+
+def test_a_reply_may_end_with_its_first_call() -> None:
+    """Without parallel calls nothing more is wanted then; of several in one section the first counts."""
+    reply = Reply(ReplyOptions(form=tools.HERMES, names=NAMES, single=True))
+    reply.push("Hm")
+    assert not reply.over
+    reply.push(CALL)
+    assert reply.over
+    both = Reply(ReplyOptions(form=tools.MISTRAL, names=NAMES, single=True))
+    call = '{"name": "f", "arguments": {}}'
+    both.push(f"[TOOL_CALLS][{call}, {call}]")
+    assert len(both.finish()) == 2
+    forced = Reply(ReplyOptions(form=tools.HERMES, names=NAMES, single=True, forced=True))
+    forced.push(CALL[:60])
+    assert not forced.over

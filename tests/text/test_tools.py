@@ -12,6 +12,7 @@ from colibrid.text import reasoning, structured, tools
 from colibrid.text.structured_masks import StructuredOutput, Vocabulary
 from colibrid.text.tools import Tool, calls_grammar, read_tools, tool_format
 from colibrid.text.tools_reader import CallStart, FreeReader, LayoutReader
+from colibrid.text.words import longest_of
 from tests.text.test_structured_masks import MASK_BYTES, walk
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ async def test_any_answer_of_the_grammar_is_calls(
     output: StructuredOutput, byte_level: Tokenizer, form: tools.ToolFormat, parallel: bool
 ) -> None:
     """Whatever the masks allow is read as calls of the tools, with arguments that fit."""
-    grammar = calls_grammar(form, TOOLS, byte_level.added_ids, parallel=parallel, free=False)
+    grammar = calls_grammar(form, TOOLS, byte_level.added_ids, byte_level.added_words, parallel=parallel, free=False)
     rng = random.Random(3)
     for _ in range(4):
         text = await walk(output, byte_level, grammar, rng)
@@ -108,7 +109,9 @@ async def test_any_answer_of_the_grammar_is_calls(
 
 async def test_free_text_or_calls(output: StructuredOutput, byte_level: Tokenizer) -> None:
     """With strict tools any text may come, but calls are held to their parameters."""
-    grammar = calls_grammar(tools.HERMES, TOOLS, byte_level.added_ids, parallel=False, free=True)
+    grammar = calls_grammar(
+        tools.HERMES, TOOLS, byte_level.added_ids, byte_level.added_words, parallel=False, free=True
+    )
     masker = await output.masker(grammar)
     assert masker.first[4093 // 8] >> 4093 % 8 & 1
     ids = byte_level.encode('Hm. <tool_call>\n{"name": "f", "arguments": {"n": ', add_special_tokens=False)
@@ -151,8 +154,8 @@ def test_schemas_of_tools_are_bounded() -> None:
         deep = {"items": deep}
     wrong = Tool(name="f", parameters={"type": "object", "properties": {"a": deep}}, strict=False, param="tools[3]")
     with pytest.raises(RequestError) as caught:
-        calls_grammar(tools.HERMES, [wrong], {}, parallel=True, free=False)
+        calls_grammar(tools.HERMES, [wrong], {}, longest_of(()), parallel=True, free=False)
     assert caught.value.param == "tools[3].function.parameters"
     large = [Tool(name=f"f{i}", parameters={"enum": ["x" * 5000]}, strict=False, param="t") for i in range(40)]
     with pytest.raises(RequestError, match="together"):
-        calls_grammar(tools.HERMES, large, {}, parallel=True, free=False)
+        calls_grammar(tools.HERMES, large, {}, longest_of(()), parallel=True, free=False)
