@@ -42,7 +42,21 @@ class Heads:
     qk_norm: int = 0
 
 
+@dataclass(frozen=True)
+class Layer:
+    heads: Heads
+    experts: int
+    k: int
+    width: int
+    shared: int = 0
+    hidden: int = 2048
+
+
 HEADS = {"qwen3-30b": Heads(32, 4, qk_norm=1), "qwen1.5-moe": Heads(16, 16)}
+LAYERS = {
+    "qwen3-30b": Layer(HEADS["qwen3-30b"], 128, 8, 768),
+    "qwen1.5-moe": Layer(HEADS["qwen1.5-moe"], 60, 4, 1408, shared=5632),
+}
 
 
 class Bench:
@@ -69,7 +83,7 @@ class Bench:
         return self.machine.put(np.zeros(shape, np.float32))
 
     def time(
-        self, op: str, shape: str, launches: list[Any], kept: list[Any], *, moved: float, flops: float = 0
+        self, op: str, shape: str, launches: list[Any], kept: list[Any], *, moved: float, flops: float = 0, per: int = 0
     ) -> None:
         array = (harness.Launch * len(launches))(*launches)
         ms = np.zeros(30, np.float32)
@@ -79,7 +93,7 @@ class Bench:
         )
         assert status == 0, (op, status, driver.last_name)
         assert kept
-        us = float(np.median(ms)) * 1e3 / len(launches)
+        us = float(np.median(ms)) * 1e3 / (per or len(launches))
         self.rows.append({"op": op, "shape": shape, "us": us, "gbs": moved / us / 1e3, "tflops": flops / us / 1e6})
 
     def linear_launches(self, rows: int, cols: int, batch: int, *, residual: bool, many: bool, sets: int) -> Any:
@@ -94,12 +108,21 @@ class Bench:
         }  # fmt: skip
         struct = kernel_abi.struct("clb_matmul_args")
         args = [struct(weights=self.weights + i * bytes_each, **common) for i in range(sets)]
-        kind = "MANY" if many else "LINEAR_8" if batch <= 8 else "LINEAR"
-        few = min(rows // 16, self.multiprocessors * kernel_abi.constant(f"CLB_{kind}_BLOCKS"))
-        grid: Any = (-(-batch // 64), -(-rows // 128)) if many else few
-        kernel = f"clb_linear_{ {'MANY': 'many_', 'LINEAR_8': '8_', 'LINEAR': ''}[kind] }bf16"
-        shared = kernel_abi.constant(f"CLB_{kind}_SHARED")
-        return [self.machine.launch(kernel, a, grid=grid, block=256, shared=shared) for a in args], args
+        kernel, grid, shared = self.linear_kernel(rows // 16, batch, many=many)
+        return [self.machine.launch(f"{kernel}_bf16", a, grid=grid, block=256, shared=shared) for a in args], args
+
+    def linear_kernel(self, tiles: int, batch: int, *, many: bool) -> tuple[str, Any, int]:
+        """Kernel, grid and dynamic shared memory as engine_c/src/cuda_step.c chooses them."""
+        constant, blocks = kernel_abi.constant, self.multiprocessors
+        if many:
+            return "clb_linear_many", (-(-batch // 64), -(-tiles // 8)), constant("CLB_MANY_SHARED")
+        if batch <= 8:
+            shared = constant(f"CLB_LINEAR_8_SHARED{'_ONE' if tiles <= blocks else ''}")
+            return "clb_linear_8", min(tiles, blocks * constant("CLB_LINEAR_8_BLOCKS")), shared
+        if tiles < blocks * 8:
+            cluster = constant("CLB_LINEAR_CLUSTER")
+            return "clb_linear_cluster", max(1, blocks // cluster) * cluster, constant("CLB_LINEAR_SHARED")
+        return "clb_linear", blocks, constant("CLB_LINEAR_SHARED")
 
     def linear(self, name: str, rows: int, cols: int, batch: int, *, residual: bool, many: bool = False) -> None:
         bytes_each = rows * cols * 2
@@ -189,7 +212,8 @@ class Bench:
         kernel = f"clb_expert_{op}_{eight}bf16"
         return self.machine.launch(kernel, args, grid=blocks * self.multiprocessors, block=256, shared=shared)
 
-    def experts(self, model: str, experts: int, k: int, hidden: int, width: int, shared: int, batch: int) -> None:
+    def expert_launches(self, experts: int, k: int, hidden: int, width: int, shared: int, batch: int) -> Any:
+        """24 launches each of gate_up and down, what must stay alive, and how many experts a layer uses."""
         layers = self.layers(experts, hidden, width, shared)
         choices = [np.argsort(self.rng.random((batch, experts)), 1)[:, :k].astype(np.uint32) for _ in range(24)]
         common = {
@@ -217,13 +241,37 @@ class Bench:
             kept += [up, down]
             for op, arg, launches in (("gate_up", up, up_launches), ("down", down, down_launches)):
                 launches.append(self.few(op, eight, arg))
-        used = float(np.mean([len(np.unique(choice)) for choice in choices]))
+        return up_launches, down_launches, kept, float(np.mean([len(np.unique(choice)) for choice in choices]))
+
+    def experts(self, model: str, experts: int, k: int, hidden: int, width: int, shared: int, batch: int) -> None:
+        up_launches, down_launches, kept, used = self.expert_launches(experts, k, hidden, width, shared, batch)
         shape = f"{model}, {batch} rows, {used:.1f} experts"
         matrix = (used * width + shared) * hidden * 2.0
         self.time("gate_up", shape, up_launches, kept, moved=2 * matrix)
         self.time("down", shape, down_launches, kept, moved=matrix)
         both = [launch for pair in zip(up_launches, down_launches, strict=True) for launch in pair]
         self.time("gate_up + down (half)", shape, both, kept, moved=1.5 * matrix)
+
+    def decode_layer(self, name: str, model: Layer, batch: int, context: int) -> None:
+        """A layer of a decode step in its order, and the same with each node left out: what a node costs in its place."""
+        heads, hidden = model.heads, model.hidden
+        q = heads.heads * heads.head_dim
+        up, down, kept, _ = self.expert_launches(model.experts, model.k, hidden, model.width, model.shared, batch)
+        sets = len(up)
+        rows = q + 2 * heads.kv_heads * heads.head_dim
+        nodes: dict[str, Any] = {
+            "qkv": self.linear_launches(rows, hidden, batch, residual=False, many=False, sets=sets),
+            "attend": self.attend_launches(heads, batch, context, sets),
+            "out": self.linear_launches(hidden, q, batch, residual=True, many=False, sets=sets),
+            "route": self.route_launches(model.experts, model.k, hidden, batch, sets, self.space(batch, model.k)),
+            "gate_up": (up, kept), "down": (down, kept),
+        }  # fmt: skip
+        shape = f"{name}, {batch} rows of {context}"
+        for left_out in ("", *nodes):
+            used = [launches for node, (launches, _) in nodes.items() if node != left_out]
+            chain = [launch for layer in zip(*used, strict=True) for launch in layer]
+            alive = [args for _, args in nodes.values()]
+            self.time(f"layer without {left_out}" if left_out else "layer", shape, chain, alive, moved=0, per=sets)
 
     def prompts(self, model: str, experts: int, k: int, hidden: int, width: int, rows: int) -> None:
         layers = self.layers(experts, hidden, width, 0)
@@ -277,6 +325,8 @@ def main() -> int:
             bench.route(128, 8, 2048, batch)
             for name, heads in HEADS.items():
                 bench.attend(name, heads, batch, 512)
+            for name, layer in LAYERS.items():
+                bench.decode_layer(name, layer, batch, 512)
             bench.linear("head", 151936, 2048, batch, residual=False)
         bench.linear("qkv_many", 5120, 2048, PROMPT, residual=False, many=True)
         bench.linear("out_many", 2048, 4096, PROMPT, residual=True, many=True)

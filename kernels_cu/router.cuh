@@ -35,6 +35,16 @@ CLB_DEVICE clb_router_case clb_router_case_of(const clb_router_args& a, uint32_t
   return made;
 }
 
+/* The lowest of all lanes' numbers, NONE where a lane has none; ONE: mostly only one has, which is found sooner. */
+template <bool ONE>
+CLB_DEVICE uint32_t clb_lowest_of(uint32_t mine) {
+  if constexpr (ONE) {
+    const uint32_t holders = __ballot_sync(CLB_FULL_WARP, mine != CLB_NONE);
+    if ((holders & (holders - 1u)) == 0u) return __shfl_sync(CLB_FULL_WARP, mine, (uint32_t)__ffs((int)holders) - 1u);
+  }
+  return __reduce_min_sync(CLB_FULL_WARP, mine);
+}
+
 /* One token by one warp. Lane l holds experts l, l + 32, ...; lane r ends up with the choice of rank r. */
 template <uint32_t PER_LANE>
 CLB_DEVICE void clb_route_token_of(const clb_router_args& a, uint32_t token, const clb_router_case& with,
@@ -83,10 +93,7 @@ CLB_DEVICE void clb_route_token_of(const clb_router_args& a, uint32_t token, con
     }
     const uint32_t winner = __reduce_max_sync(CLB_FULL_WARP, local);
     const uint32_t mine = (local == winner) ? lane + where * CLB_WARP : CLB_NONE;
-    const uint32_t holders = __ballot_sync(CLB_FULL_WARP, local == winner);
-    const bool tie = (holders & (holders - 1u)) != 0u;
-    const uint32_t index = tie ? __reduce_min_sync(CLB_FULL_WARP, mine)
-                               : __shfl_sync(CLB_FULL_WARP, mine, (uint32_t)__ffs((int)holders) - 1u);
+    const uint32_t index = clb_lowest_of<(PER_LANE <= 4u)>(mine);
 #pragma unroll
     for (uint32_t i = 0u; i < PER_LANE; i++)
       keys[i] = (index == lane + i * CLB_WARP) ? 0u : keys[i];
