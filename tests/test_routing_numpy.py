@@ -117,11 +117,8 @@ def tree_sum(values: Any, count: int) -> Any:
 
 
 def sum_of_all(values: Any) -> Any:
-    """32 lanes with the same number of experts each, a power of two, added in order of index; then the lanes."""
-    each = 1
-    while each * 32 < len(values):
-        each *= 2
-    parts = [np.add.accumulate(part, dtype=F)[-1] for part in np.split(values, range(each, len(values), each))]
+    """Lane l of 32 adds the experts l, l + 32, ... in order of index; then the lanes."""
+    parts = [np.add.accumulate(values[lane::32], dtype=F)[-1] for lane in range(min(32, len(values)))]
     return tree_sum(np.array(parts, F), 32)
 
 

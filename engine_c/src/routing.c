@@ -131,25 +131,20 @@ static float tree_sum(float* values, uint32_t count) {
   return values[0];
 }
 
-/* sum of clb_exact_exp(logit - largest): each of 32 lanes has the same number of experts, a power of two, and adds them
-   in index order; then the lanes as a tree. */
+/* sum of clb_exact_exp(logit - largest): lane l adds experts l, l + 32, ... in index order; then the lanes as a tree.
+ */
 static float sum_of_exponentials(const float* logits, uint32_t experts, float largest) {
-  float values[CLB_MAX_EXPERTS];
+  const uint32_t whole = experts - experts % LANES;
   float lanes[LANES];
-  uint32_t each = 1;
-  uint32_t e = 0;
-  for (; e + 4u <= experts; e += 4u) {
-    clb_float4_store(clb_float4_exp(clb_float4_load(logits + e) - largest), values + e);
-  }
-  for (; e < experts; ++e) {
-    values[e] = clb_exact_exp(logits[e] - largest);
-  }
   (void)memset(lanes, 0, sizeof lanes);
-  while (each * LANES < experts) {
-    each *= 2u;
+  for (uint32_t first = 0; first < whole; first += LANES) {
+    for (uint32_t l = 0; l < LANES; l += 4u) {
+      const clb_float4 four = clb_float4_exp(clb_float4_load(logits + first + l) - largest);
+      clb_float4_store(clb_float4_load(lanes + l) + four, lanes + l);
+    }
   }
-  for (e = 0; e < experts; ++e) {
-    lanes[e / each] += values[e];
+  for (uint32_t e = whole; e < experts; ++e) {
+    lanes[e - whole] += clb_exact_exp(logits[e] - largest);
   }
   return tree_sum(lanes, LANES);
 }

@@ -133,3 +133,30 @@ def test_many_rows_drop_what_the_host_drops(
 ) -> None:
     """Any number of rows, over the lists of the bucket kernel, which are then those of the host, too."""
     compare(library, machine, shape, many=True, ties=ties)
+
+
+@pytest.mark.parametrize("score", [0, 1])
+@pytest.mark.parametrize("renormalise", [0, 1])
+@pytest.mark.parametrize("shape", [(7, 4, 2), (20, 33, 3), (16, 60, 4), (9, 128, 8), (12, 300, 16), (5, 512, 16)])
+def test_weights_are_those_of_the_host_to_the_bit(
+    library: ctypes.CDLL, machine: harness.Machine, shape: tuple[int, int, int], renormalise: int, score: int
+) -> None:
+    """Both add the scores in one order, so that what is dropped by weight is the same from equal logits on."""
+    tokens, experts, k = shape
+    rng = np.random.default_rng([tokens, experts, renormalise, score])
+    logits = (rng.normal(0, 4, (tokens, experts))).astype(np.float32)
+    policies = np.zeros((tokens, 2), np.uint32)
+    policies[:, 0] = rng.integers(0, k + 1, tokens)
+    expected = cuda_harness.route_on_host(
+        library, logits, policies, k=k, k_max=k, score=score, renormalise=renormalise, scale=1.7
+    )
+    weights, indices = machine.poisoned((tokens, k), np.float32), machine.poisoned((tokens, k), np.uint32)
+    args = kernel_abi.struct("clb_router_args")(
+        logits=machine.put(logits), policy=machine.put(policies), token_count=machine.put(np.array([tokens], np.uint32)),
+        indices=indices.address, weights=weights.address, kept=machine.poisoned((tokens,), np.uint32).address,
+        logits_stride=experts, policy_stride=1, experts=experts, k=k, k_max=k, score=score, renormalise=renormalise,
+        routed_scale=1.7, block_tokens=BLOCK, not_finite=7,
+    )  # fmt: skip
+    machine.run("clb_router_fp32", args, grid=1, block=1024)
+    np.testing.assert_array_equal(machine.get(indices), expected["indices"])
+    np.testing.assert_array_equal(machine.get(weights).view(np.uint32), expected["weights"].view(np.uint32))
