@@ -18,7 +18,8 @@ from colibrid.errors import EngineFaultError, OverloadedError, RequestError
 from colibrid.http.body import read_body
 from colibrid.http.context import current
 from colibrid.http.limits import MAX_INPUTS
-from colibrid.http.params import check_model, encode_prompts, expert_policy, prompt_entries
+from colibrid.http.params import check_model, expert_policy
+from colibrid.http.prompts import encode_prompts, prompt_entries
 from colibrid.http.state import STATE
 from colibrid.http.types import EMBEDDINGS_REFUSED, EmbeddingsBody
 from colibrid.http.usage import expert_usage, timing_header

@@ -10,7 +10,7 @@ import msgspec
 from colibrid.errors import RequestError
 from colibrid.http.errors import shown
 from colibrid.http.outline import check_outline
-from colibrid.http.params import Prompt, too_many_tokens_refused, usable_tokens
+from colibrid.http.prompts import Prompt, too_many_tokens_refused, usable_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

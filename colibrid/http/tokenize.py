@@ -10,7 +10,8 @@ from colibrid.http.answer import json_response
 from colibrid.http.body import read_body
 from colibrid.http.limits import MAX_LISTED_TOKENS
 from colibrid.http.messages import chat_prompt
-from colibrid.http.params import check_ids, check_model, check_prompt_bytes
+from colibrid.http.params import check_model
+from colibrid.http.prompts import check_ids, check_prompt_bytes
 from colibrid.http.state import STATE
 from colibrid.http.tool_choice import tool_use
 from colibrid.http.types import TOKENIZE_REFUSED, ChatBody, DetokenizeBody, TokenizeBody

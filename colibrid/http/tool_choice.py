@@ -15,7 +15,7 @@ from colibrid.text.structured import both
 from colibrid.text.tools import HARMONY, Tool, ToolFormat, calls_grammar, read_tools, tool_format
 
 if TYPE_CHECKING:
-    from colibrid.http.params import Prompt
+    from colibrid.http.prompts import Prompt
     from colibrid.http.state import AppState
     from colibrid.http.types import ChatBody
     from colibrid.text.structured import Grammar
