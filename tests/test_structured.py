@@ -74,6 +74,24 @@ async def test_forms(live: Live, temperature: float) -> None:
         assert re.fullmatch(pattern, choice["message"]["content"])
 
 
+async def test_choices_have_masks_of_their_own(live: Live) -> None:
+    """Several choices of one request differ and each is complete, whole and streamed."""
+    request = {"messages": ASK, "max_tokens": 60, "temperature": 1, "seed": 3, "n": 4}
+    schema = {"type": "object", "properties": {"s": {"type": "string", "maxLength": 12}}, "required": ["s"]}
+    request |= {"response_format": as_format(schema)}
+    texts = [choice["message"]["content"] for choice in (await live.post(CHAT, request))["choices"]]
+    for text in texts:
+        Draft202012Validator(schema).validate(json.loads(text))
+    assert len(set(texts)) > 1
+    async with live.session.post(live.url + CHAT, json=request | {"stream": True}) as response:
+        events = (await response.text()).split("\n\n")
+    streamed = ["", "", "", ""]
+    for event in events[:-2]:
+        choice = json.loads(event.removeprefix("data: "))["choices"][0]
+        streamed[choice["index"]] += choice["delta"].get("content") or ""
+    assert streamed == texts
+
+
 async def test_length_cuts_an_answer(live: Live) -> None:
     """An answer that is not complete at max_tokens ends with length, one that is complete then with stop."""
     request = {"messages": ASK, "temperature": 0, "structured_outputs": {"choice": ["one two three four five"]}}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from reading import NAMES, hermes, read
 
 from colibrid.text import reasoning, tools
 from colibrid.text.reasoning import HarmonyReader, ThinkReader
 from colibrid.text.tools_reader import CallArguments, CallStart, Content, FreeReader, Reasoning
-from tests.text.test_tools_reader import NAMES, hermes, read
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from mask_walk import MASK_BYTES, allowed, walk
 
 from colibrid.errors import RequestError
 from colibrid.text import structured, structured_masks
@@ -16,11 +17,9 @@ from colibrid.text.structured_masks import StructuredOutput, Vocabulary
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from colibrid.text.structured import Grammar
     from colibrid.text.tokenizer import Tokenizer
 
 END, TOOL_CALL = 4093, 4094
-MASK_BYTES = 520  # more than the vocabulary needs
 
 
 @pytest.fixture(scope="session")
@@ -33,25 +32,6 @@ async def output(vocabulary: Vocabulary) -> AsyncIterator[StructuredOutput]:
     output = StructuredOutput(vocabulary, MASK_BYTES)
     yield output
     await output.close()
-
-
-def allowed(mask: bytes) -> list[int]:
-    assert len(mask) == MASK_BYTES
-    return [token for token in range(8 * MASK_BYTES) if mask[token // 8] >> token % 8 & 1]
-
-
-async def walk(output: StructuredOutput, tokenizer: Tokenizer, grammar: Grammar, rng: random.Random) -> str:
-    """An answer drawn at random from the masks, to its end."""
-    masker = await output.masker(grammar)
-    ids: list[int] = []
-    mask = masker.first
-    for _ in range(5000):
-        token = rng.choice(allowed(mask))
-        if token in (END, 4091):
-            return tokenizer.decode(ids, skip_special_tokens=False)
-        ids.append(token)
-        mask = await masker.after([token])
-    raise AssertionError("no end")
 
 
 async def test_answers_are_what_was_asked_for(output: StructuredOutput, byte_level: Tokenizer) -> None:

@@ -6,6 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from mask_walk import MASK_BYTES, walk
 
 from colibrid.errors import RequestError
 from colibrid.text import reasoning, structured, tools
@@ -13,7 +14,6 @@ from colibrid.text.structured_masks import StructuredOutput, Vocabulary
 from colibrid.text.tools import Tool, calls_grammar, read_tools, tool_format
 from colibrid.text.tools_reader import CallStart, FreeReader, LayoutReader
 from colibrid.text.words import longest_of
-from tests.text.test_structured_masks import MASK_BYTES, walk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import TYPE_CHECKING
 
 import pytest
+from reading import NAMES, hermes, joined, read
 
 from colibrid.text import tools
 from colibrid.text.tools_reader import (
@@ -20,48 +20,13 @@ from colibrid.text.tools_reader import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from colibrid.text.tools_reader import Event
 
-    from colibrid.text.tools_reader import Event, Reader
-
-NAMES = frozenset({"f", "get_weather"})
 ARGUMENTS = {"city": 'Trom"sø', "n": [1, {"a": "}{\\"}]}
 TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
 F = [CallStart("f"), CallArguments(TEXT)]
 G = [CallStart("get_weather"), CallArguments("{}")]
 DS = tools._DS
-
-
-def joined(events: list[Event]) -> list[Event]:
-    """Neighbours of one kind as one."""
-    found: list[Event] = []
-    for event in events:
-        if found and type(found[-1]) is type(event) and not isinstance(event, CallStart):
-            found[-1] = type(event)(found[-1].text + event.text)
-        else:
-            found.append(event)
-    return found
-
-
-def read(make: Callable[[], Reader], text: str, cuts: int = 20) -> list[Event]:
-    """The events of a reply, the same however it is cut."""
-    whole = None
-    for seed in range(cuts):
-        rng = random.Random(seed)
-        reader, events, place = make(), [], 0
-        while place < len(text):
-            count = len(text) if seed == 0 else rng.randint(1, 1 if seed == 1 else 12)
-            events += reader.push(text[place : place + count])
-            place += count
-        events = joined(events + reader.finish())
-        assert whole is None or events == whole
-        whole = events
-    assert whole is not None
-    return whole
-
-
-def hermes(name: str, arguments: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
 def deepseek(name: str, arguments: str) -> str:
