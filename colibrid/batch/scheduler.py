@@ -192,7 +192,14 @@ class Scheduler:
         for request in requests:
             check_request(request, self._info)
         slots, queued = self._placer.slots, self._placer.queue.choices
-        if sum(request.n for request in requests) > self._limits.queue + len(slots) - slots.busy - queued:
+        wanted, most = sum(request.n for request in requests), self._limits.queue + len(slots)
+        if wanted > most:
+            raise RequestError(
+                f"{wanted} choices at once, of all prompts together, are more than the {most} that this server holds "
+                f"({len(slots)} slots, limits.queue {self._limits.queue}); send them in several requests",
+                param="n" if wanted > len(requests) else "prompt",
+            )
+        if wanted > most - slots.busy - queued:
             raise OverloadedError(
                 f"the queue is full ({queued} requests wait, limits.queue is {self._limits.queue}); try again later",
                 code="server_is_overloaded",

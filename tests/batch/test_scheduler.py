@@ -289,14 +289,32 @@ async def test_choices_are_queued_all_or_none(
     """If one of several does not fit, none is queued."""
     scheduler = scheduler_of(queue=0)
     engine.become_ready()
+    scheduler.submit(request_of()).cancel()
+    first = scheduler.submit(request_of())
     with pytest.raises(OverloadedError):
-        scheduler.submit_all([request_of(seed=i) for i in range(SLOTS + 1)])
+        scheduler.submit_all([request_of(seed=i) for i in range(SLOTS)])
     with pytest.raises(OverloadedError):
-        scheduler.submit_all([request_of(n=SLOTS), request_of()])
+        scheduler.submit_all([request_of(n=SLOTS)])
+    first.cancel()
     with pytest.raises(RequestError):
         scheduler.submit_all([request_of(), request_of(prompt=())])
     assert scheduler.counts.queued == 0
     assert len(scheduler.submit_all([request_of(n=2), request_of(n=SLOTS - 2)])) == SLOTS
+
+
+async def test_more_than_the_server_ever_holds_is_no_overload(
+    scheduler_of: SchedulerOf, engine: FakeEngine, request_of: RequestOf
+) -> None:
+    """Waiting would not help, so it is 400 with both numbers, and names what to lower."""
+    scheduler = scheduler_of(queue=2)
+    engine.become_ready()
+    for requests, param in (
+        ([request_of() for _ in range(SLOTS + 3)], "prompt"),
+        ([request_of(n=SLOTS), request_of(n=3)], "n"),
+    ):
+        with pytest.raises(RequestError, match=f"{SLOTS + 3} choices .* the {SLOTS + 2} that") as caught:
+            scheduler.submit_all(requests)
+        assert (caught.value.status, caught.value.param) == (400, param)
 
 
 async def test_an_engine_that_loads_refuses(scheduler: Scheduler, engine: FakeEngine, request_of: RequestOf) -> None:
