@@ -58,6 +58,10 @@ def opens(session: FakeSession) -> list[int]:
     return [one.slot for push in session.channel.pushed for one in push if one.kind == abi.CommandKind.OPEN]
 
 
+def mask_of(*tokens: int) -> bytes:
+    return sum(1 << token for token in tokens).to_bytes(MASK_BYTES, "little")
+
+
 @pytest.fixture
 def scheduler(scheduler_of: SchedulerOf, info: EngineInfo) -> Scheduler:
     return scheduler_of(info=msgspec.structs.replace(info, output_is_prompt=True))
@@ -84,6 +88,97 @@ async def test_a_lower_priority_is_placed_earlier(
     assert all(generation.ended for generation in running)
     placed = {one.place.slot: i for i, one in enumerate(waiting) if one.place is not None}
     assert placed == {0: 0, 1: 3, 2: 1, 3: 4}
+
+
+# ------------------------------------------------------------------------ masks
+
+
+async def test_a_masked_request_generates_what_it_is_allowed(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """Each token waits for its own mask, and nobody else does."""
+    masked = scheduler.submit(request_of(max_tokens=3, masked=True))
+    other = scheduler.submit(request_of(max_tokens=6, seed=3))
+    await settle()
+    await step(session, 7)
+    assert other.received == 6
+    assert masked.received == 0
+    for position, token in enumerate((70, 999, 0)):
+        masked.submit_mask(position, mask_of(token))
+        await settle()
+        await step(session, 2)
+        assert masked.received == position + 1
+    assert await collect(masked) == [70, 999, 0]
+    assert await collect(other) == expected_tokens((1, 2, 3), 3, 6)
+
+
+async def test_masks_may_come_before_the_slot(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """What is allowed while a request waits in the queue is written when it is placed."""
+    running = [scheduler.submit(request_of(max_tokens=2)) for _ in range(SLOTS)]
+    waiting = scheduler.submit(request_of(max_tokens=2, masked=True))
+    waiting.submit_mask(0, mask_of(5, 6))
+    waiting.submit_mask(1, mask_of(8))
+    await settle()
+    await step(session, 6)
+    assert all(generation.ended for generation in running)
+    assert await collect(waiting) == [5, 8]
+    assert session.channel.pushed[-1][-1].kind == abi.CommandKind.SET
+
+
+async def test_a_mask_waits_for_room_in_the_command_ring(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """A mask is not lost when the ring is full, nor told twice."""
+    masked = scheduler.submit(request_of(max_tokens=2, masked=True))
+    await settle()
+    session.channel.full = True
+    masked.submit_mask(0, mask_of(4))
+    await settle()
+    session.channel.full = False
+    await asyncio.sleep(0.02)
+    masked.submit_mask(1, mask_of(3))
+    await settle()
+    sets = [command.start for push in session.channel.pushed for command in push if command.kind == abi.CommandKind.SET]
+    assert sets == [0, 1]
+    await step(session, 2)
+    assert await collect(masked) == [4, 3]
+
+
+async def test_a_mask_of_another_size_is_refused(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """A mask covers the vocabulary exactly; the position is still free afterwards."""
+    masked = scheduler.submit(request_of(max_tokens=1, masked=True))
+    for size in (0, MASK_BYTES - 4, MASK_BYTES + 4):
+        with pytest.raises(ValueError, match=f"a mask of {size} bytes"):
+            masked.submit_mask(0, bytes(size))
+    masked.submit_mask(0, mask_of(1))
+    await settle()
+    await step(session)
+    assert await collect(masked) == [1]
+
+
+async def test_masks_of_an_engine_that_died_are_forgotten(
+    scheduler: Scheduler, engine: FakeEngine, session: FakeSession, request_of: RequestOf
+) -> None:
+    """The next engine gets only what its own requests are allowed."""
+    lost = scheduler.submit(request_of(max_tokens=2, masked=True))
+    await settle()
+    session.channel.full = True
+    lost.submit_mask(0, mask_of(4))
+    engine.die()
+    lost.submit_mask(1, mask_of(4))
+    with pytest.raises(EngineFaultError):
+        await collect(lost)
+    fresh = engine.become_ready()
+    masked = scheduler.submit(request_of(max_tokens=1, masked=True))
+    masked.submit_mask(0, mask_of(9))
+    await settle()
+    await step(fresh, 2)
+    assert await collect(masked) == [9]
+    assert sum(command.kind == abi.CommandKind.SET for push in fresh.channel.pushed for command in push) == 1
 
 
 # ---------------------------------------------------------------------- choices
