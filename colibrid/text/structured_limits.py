@@ -16,7 +16,7 @@ CHECK_MEMORY_BYTES = 2 << 30  # address space of that process
 CHECK_IDLE_S = 60.0  # it ends when it has had nothing to do for so long
 MAX_WAITING = 64  # grammars that wait to be compiled; beyond it 503
 
-CACHED_GRAMMARS = 128  # compiled, and refused ones
+CACHED_GRAMMARS = 64  # compiled, and refused ones
 CACHED_CHARS = 4 << 20  # of their texts
 MASK_CPU_S = 1.0  # of one mask; a request whose grammar needs more ends with an error
 
@@ -28,7 +28,7 @@ def parser_limits() -> llguidance.LLParserLimits:
         step_lexer_fuel=100_000,
         step_max_items=50_000,
         max_items_in_row=2_000,
-        max_lexer_states=50_000,
+        max_lexer_states=20_000,  # up to 1 KiB each, shared by all requests of one grammar
         max_grammar_size=100_000,
         precompute_large_lexemes=False,
         verbose_errors=False,

@@ -11,13 +11,13 @@ other constrained requests, at most MASK_CPU_S at a time, and no request without
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import llguidance
-import msgspec
 import tokenizers
 
 from colibrid.errors import RequestError
@@ -25,7 +25,7 @@ from colibrid.text.structured_check import GrammarChecker
 from colibrid.text.structured_limits import CACHED_CHARS, CACHED_GRAMMARS, MASK_CPU_S, parser_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from colibrid.text.structured import Grammar
     from colibrid.text.tokenizer import Tokenizer
@@ -33,12 +33,24 @@ if TYPE_CHECKING:
 _SHOWN = 300  # characters of what llguidance says
 
 
-class _Compiled(msgspec.Struct, frozen=True):
+class _Compiled:
     """A grammar that was compiled, or what is wrong with it."""
 
-    matcher: llguidance.LLMatcher | None
-    first: bytes = b""  # the mask of output position 0
-    error: str = ""
+    def __init__(self, make: Callable[[], llguidance.LLMatcher]) -> None:
+        self._make = make
+        self._matcher = make()
+        self.first = b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
+        self.error = _shown(self._matcher.get_error())
+        if not self.error and (not any(self.first) or self._matcher.stop_reason() == "NoExtensionBias"):
+            self.error = "nothing satisfies it"
+
+    def matcher(self) -> llguidance.LLMatcher:
+        """A fresh matcher. All share the states of one lexer, which grow with what their requests generate."""
+        return self._matcher.deep_copy()
+
+    def renew(self) -> None:
+        """Starts over with an empty lexer. For the thread of masks only."""
+        self._matcher = self._make()
 
 
 class Masker:
@@ -49,6 +61,7 @@ class Masker:
         self._thread = thread
         self._mask_bytes = mask_bytes
         self._matcher: llguidance.LLMatcher | None = None
+        self._tokens: list[int] = []  # so far
 
     @property
     def first(self) -> bytes:
@@ -61,11 +74,16 @@ class Masker:
 
     def _after(self, tokens: Sequence[int]) -> bytes:
         started = time.thread_time()
+        self._tokens += tokens
         if self._matcher is None:
-            assert self._compiled.matcher is not None, "a masker is made of what compiles"
-            self._matcher = self._compiled.matcher.deep_copy()
+            self._matcher = self._compiled.matcher()
         self._matcher.consume_tokens(list(tokens))
         mask: bytes = self._matcher.compute_bitmask()
+        if self._matcher.is_error():  # often because the lexer is full of what other requests have generated
+            self._compiled.renew()
+            self._matcher = self._compiled.matcher()
+            self._matcher.consume_tokens(self._tokens)
+            mask = self._matcher.compute_bitmask()
         spent = time.thread_time() - started
         if self._matcher.is_error() or spent > MASK_CPU_S:
             raise RequestError(
@@ -120,7 +138,7 @@ class StructuredOutput:
         self._checker = GrammarChecker()
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="mask")
-        self._cache: OrderedDict[str, asyncio.Future[_Compiled]] = OrderedDict()
+        self._cache: OrderedDict[str, asyncio.Future[_Compiled | str]] = OrderedDict()
 
     async def masker(self, grammar: Grammar) -> Masker:
         """Masks for one more request. Raises RequestError when the grammar does not compile or is too complex."""
@@ -137,13 +155,13 @@ class StructuredOutput:
         else:
             self._cache.move_to_end(text)
         compiled = await asyncio.shield(found)
-        if compiled.error:
+        if isinstance(compiled, str):
             raise RequestError(
-                f"{grammar.param} cannot be used: {compiled.error}.", param=grammar.param, code="invalid_value"
+                f"{grammar.param} cannot be used: {compiled}.", param=grammar.param, code="invalid_value"
             )
         return Masker(compiled, self._masks, self._mask_bytes)
 
-    def _remember(self, text: str, work: asyncio.Future[_Compiled]) -> asyncio.Future[_Compiled]:
+    def _remember(self, text: str, work: asyncio.Future[_Compiled | str]) -> asyncio.Future[_Compiled | str]:
         self._cache[text] = work
         work.add_done_callback(lambda done: self._forget_failure(text, done))
         while len(self._cache) > CACHED_GRAMMARS or (
@@ -152,25 +170,22 @@ class StructuredOutput:
             self._cache.popitem(last=False)
         return work
 
-    def _forget_failure(self, text: str, done: asyncio.Future[_Compiled]) -> None:
+    def _forget_failure(self, text: str, done: asyncio.Future[_Compiled | str]) -> None:
         if (done.cancelled() or done.exception() is not None) and self._cache.get(text) is done:
             del self._cache[text]
 
-    async def _compile(self, text: str) -> _Compiled:
+    async def _compile(self, text: str) -> _Compiled | str:
+        """The grammar, or what is wrong with it."""
         error = await self._checker.check(text)
         if error:
-            return _Compiled(None, error=_shown(error))
-        return await asyncio.get_running_loop().run_in_executor(self._compiler, self._compiled, text)
+            return _shown(error)
+        make = functools.partial(_Compiled, functools.partial(self._matcher, text))
+        compiled = await asyncio.get_running_loop().run_in_executor(self._compiler, make)
+        return compiled.error or compiled
 
-    def _compiled(self, text: str) -> _Compiled:
+    def _matcher(self, text: str) -> llguidance.LLMatcher:
         assert self._vocabulary is not None, "checked by masker"
-        matcher = llguidance.LLMatcher(self._vocabulary.words, text, log_level=0, limits=self._limits)
-        first = b"" if matcher.is_error() else matcher.compute_bitmask()
-        if matcher.is_error():
-            return _Compiled(None, error=_shown(matcher.get_error()))
-        if not any(first) or matcher.stop_reason() == "NoExtensionBias":
-            return _Compiled(None, error="nothing satisfies it")
-        return _Compiled(matcher, first)
+        return llguidance.LLMatcher(self._vocabulary.words, text, log_level=0, limits=self._limits)
 
     async def close(self) -> None:
         """Ends process and threads."""

@@ -7,11 +7,12 @@ import random
 import threading
 from typing import TYPE_CHECKING
 
+import llguidance
 import pytest
 from mask_walk import MASK_BYTES, allowed, walk
 
 from colibrid.errors import RequestError
-from colibrid.text import structured, structured_masks
+from colibrid.text import structured, structured_limits, structured_masks
 from colibrid.text.structured_masks import StructuredOutput, Vocabulary
 
 if TYPE_CHECKING:
@@ -89,17 +90,39 @@ async def test_the_cache_is_bounded(output: StructuredOutput, monkeypatch: pytes
 async def test_masks_are_made_off_the_loop(output: StructuredOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling and masking have threads of their own."""
     threads = []
-    for name in ("_compiled",):
-        work = getattr(StructuredOutput, name)
-        monkeypatch.setattr(
-            StructuredOutput, name, lambda *given, work=work: threads.append(threading.current_thread()) or work(*given)
-        )
+    compiling = StructuredOutput._matcher
+    monkeypatch.setattr(
+        StructuredOutput, "_matcher", lambda *given: threads.append(threading.current_thread()) or compiling(*given)
+    )
     masking = structured_masks.Masker._after
     monkeypatch.setattr(
         structured_masks.Masker, "_after", lambda *given: threads.append(threading.current_thread()) or masking(*given)
     )
     await (await output.masker(structured.regex("a+", "p"))).after([64])
     assert [thread.name.split("_")[0] for thread in threads] == ["grammar", "mask"]
+
+
+async def test_a_lexer_that_is_full_is_renewed(
+    vocabulary: Vocabulary, byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of one grammar share the lexer's states; when these are too many, running requests go on afresh."""
+    few = structured_limits.parser_limits()
+    made = llguidance.LLParserLimits(max_lexer_states=400, precompute_large_lexemes=False, verbose_errors=False)
+    assert few.max_lexer_states > made.max_lexer_states
+    monkeypatch.setattr(structured_masks, "parser_limits", lambda: made)
+    output = StructuredOutput(vocabulary, MASK_BYTES)
+    renewals = []
+    renew = structured_masks._Compiled.renew
+    monkeypatch.setattr(structured_masks._Compiled, "renew", lambda one: renewals.append(one) or renew(one))
+    grammar = structured.regex("(.|\n)*a(.|\n){12}b(.|\n)*", "p")
+    rng = random.Random(4)
+    maskers = [await output.masker(grammar) for _ in range(6)]
+    for masker in maskers:
+        for _ in range(40):
+            mask = await masker.after(byte_level.encode(rng.choice("abcd"), add_special_tokens=False))
+            assert allowed(mask)
+    assert renewals
+    await output.close()
 
 
 async def test_slow_masks_end_their_request(output: StructuredOutput, monkeypatch: pytest.MonkeyPatch) -> None:
