@@ -10,24 +10,34 @@ import re
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
-from aiohttp import web
 
-from colibrid.errors import RequestError
+from colibrid.errors import OverloadedError, RequestError
 from colibrid.http.context import current
 from colibrid.http.errors import BodyTimeoutError, BodyTooLargeError, MediaTypeError, shown
-from colibrid.http.limits import BODY_TIMEOUT_S, INLINE_BODY_BYTES, MAX_MESSAGES, OTHER_FIELDS_BYTES
+from colibrid.http.limits import (
+    BODY_TIMEOUT_S,
+    INLINE_BODY_BYTES,
+    MAX_INCOMING_BODIES,
+    MAX_MESSAGES,
+    OTHER_FIELDS_BYTES,
+)
 from colibrid.http.outline import check_outline, keys_of_object
 from colibrid.http.state import STATE
 from colibrid.http.types import Message, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from aiohttp import web
+
+    from colibrid.http.state import Incoming
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 LongField = Literal["prompt", "messages", "input", "tokens"]
 
 _PLACE = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 _NOTHING = msgspec.Raw()
+_MANY_NAMES = 64  # from here on keys are counted at once
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 
 
@@ -38,18 +48,45 @@ async def read_body(
 
     Raises RequestErrors of status 400, 408, 413 and 415.
     """
-    settings = request.app[STATE].settings.server
-    raw = await _read(request, settings.max_body_bytes)
-    work = functools.partial(_typed, raw, kind, refused, long_fields, strict=settings.strict)
-    if len(raw) <= INLINE_BODY_BYTES:
-        body, ignored = work()
-    else:  # one thread for all: several large bodies at a time would keep the event loop from the interpreter's lock
-        body, ignored = await asyncio.get_running_loop().run_in_executor(request.app[STATE].reader, work)
+    state = request.app[STATE]
+    settings = state.settings.server
+    with _counted(state.incoming, settings.max_body_bytes) as count:
+        raw = await _read(request, settings.max_body_bytes, count)
+        work = functools.partial(_typed, raw, kind, refused, long_fields, strict=settings.strict)
+        if len(raw) <= INLINE_BODY_BYTES:
+            body, ignored = work()
+        else:  # one thread for all: several large bodies at a time would keep the event loop from the interpreter's lock
+            body, ignored = await asyncio.get_running_loop().run_in_executor(state.reader, work)
     current(request).ignored = ignored
     return body
 
 
-async def _read(request: web.Request, max_bytes: int) -> bytes:
+@contextlib.contextmanager
+def _counted(incoming: Incoming, max_bytes: int) -> Iterator[Callable[[int], None]]:
+    """A function that counts the bytes of one body, while it arrives and is decoded, among those of all others.
+
+    It raises OverloadedError when there are too many of them.
+    """
+    own, most = 0, MAX_INCOMING_BODIES * max_bytes
+
+    def count(arrived: int) -> None:
+        nonlocal own
+        if incoming.bytes + arrived > most:
+            raise OverloadedError(
+                f"More than {most} bytes of requests are arriving; try again shortly.",
+                code="server_is_overloaded",
+                retry_after_s=1.0,
+            )
+        own += arrived
+        incoming.bytes += arrived
+
+    try:
+        yield count
+    finally:
+        incoming.bytes -= own
+
+
+async def _read(request: web.Request, max_bytes: int, count: Callable[[int], None]) -> bytes:
     if "Content-Encoding" in request.headers:
         raise MediaTypeError("Compressed bodies are not accepted; send the body without Content-Encoding.")
     kind = request.content_type
@@ -62,13 +99,17 @@ async def _read(request: web.Request, max_bytes: int) -> bytes:
     )
     if request.content_length is not None and request.content_length > max_bytes:
         raise too_large
+    body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
-            return await request.read()
+            async for part in request.content.iter_any():
+                count(len(part))
+                body += part
+                if len(body) > max_bytes:
+                    raise too_large
     except TimeoutError as error:
         raise BodyTimeoutError(f"The body did not arrive within {BODY_TIMEOUT_S:g} s; send it faster.") from error
-    except web.HTTPRequestEntityTooLarge as error:
-        raise too_large from error
+    return bytes(body)
 
 
 def _typed(
@@ -113,9 +154,9 @@ def decode_object(raw: bytes, long_fields: Sequence[LongField]) -> dict[str, Any
     return value
 
 
-def _may_repeat(raw: bytes, names: Iterable[str]) -> bool:
+def _may_repeat(raw: bytes, names: Collection[str]) -> bool:
     """False where no name stands in `raw` twice, plainly or escaped: told faster than the keys are counted."""
-    return b"\\u" in raw or any(raw.count(b'"%b"' % name.encode()) > 1 for name in names)
+    return len(names) > _MANY_NAMES or b"\\u" in raw or any(raw.count(b'"%b"' % name.encode()) > 1 for name in names)
 
 
 def _check_other_fields(raw: bytes, long_fields: Sequence[LongField]) -> None:

@@ -87,6 +87,8 @@ class CompletionChoiceWriter:
         if body.logprobs is not None:
             positions = sum(len(delta.records) for delta in self._deltas) + (prompt if self._echo_due else 0)
             total += positions * (body.logprobs + 1)
+        elif self._echo_due and self._choice.prompt.text is None:
+            total += prompt // 8  # ids are spelled much faster than log-probabilities
         if self._prompt_due and body.prompt_logprobs is not None:
             total += prompt * (body.prompt_logprobs + 1)
         return total

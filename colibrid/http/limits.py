@@ -12,6 +12,7 @@ __all__ = [
     "MAX_ANSWER_LOGPROBS",
     "MAX_BIAS",
     "MAX_EXPERTS_PER_TOKEN",
+    "MAX_INCOMING_BODIES",
     "MAX_INPUTS",
     "MAX_JSON_CONTAINERS",
     "MAX_JSON_DEPTH",
@@ -40,6 +41,7 @@ MAX_INPUTS = 2048  # texts of one request for embeddings
 MAX_MESSAGES = 4096  # messages of one request
 OTHER_FIELDS_BYTES = 256 << 10  # of a body beside prompt and messages
 INLINE_BODY_BYTES = 32 << 10  # decoded on the event loop, within 2 ms whatever is in it; larger ones in a thread
+MAX_INCOMING_BODIES = 32  # times server.max_body_bytes: of all bodies that arrive or are being decoded
 BODY_TIMEOUT_S = 30.0  # for the whole body to arrive
 WRITE_TIMEOUT_S = 30.0  # a reader that takes nothing for so long is cut off
 MAX_JSON_DEPTH = 128  # levels of a body

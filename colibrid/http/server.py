@@ -14,7 +14,6 @@ from colibrid.http.auth import HostPolicy, KeyRing
 from colibrid.http.connection import Connection
 from colibrid.http.context import RequestContext, context_of, open_context
 from colibrid.http.errors import (
-    BodyTooLargeError,
     InternalError,
     MethodError,
     NotFoundError,
@@ -62,10 +61,7 @@ _LINGER_S = 2.0  # how long the rest of a refused body is read and thrown away
 
 def create_app(state: AppState) -> web.Application:
     """The application that serves `state`."""
-    app = web.Application(
-        middlewares=[_pass_through(state.keys, HostPolicy(state.settings.server.host))],
-        client_max_size=state.settings.server.max_body_bytes,
-    )
+    app = web.Application(middlewares=[_pass_through(state.keys, HostPolicy(state.settings.server.host))])
     app[STATE] = state
     app.on_response_prepare.append(_add_headers)
     for route in ROUTES:
@@ -136,8 +132,6 @@ def _as_contract(error: Exception, request: web.Request, context: RequestContext
         found = _no_route(request)
     elif isinstance(error, web.HTTPMethodNotAllowed):
         found = MethodError(request.method, frozenset(error.allowed_methods))
-    elif isinstance(error, web.HTTPRequestEntityTooLarge):
-        found = BodyTooLargeError("The body is too large; send less, or raise server.max_body_bytes.")
     elif isinstance(error, web.HTTPClientError):
         found = RequestError(f"The request cannot be answered ({error.reason}); correct it.")
         found.status = error.status

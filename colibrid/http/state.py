@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from colibrid.model.manifest import Manifest
 
 
+@dataclass(slots=True)
+class Incoming:
+    """Bodies on their way in; counted by the event loop only."""
+
+    bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppState:
     """One served model and the settings it is served with."""
@@ -30,6 +37,7 @@ class AppState:
     text: ModelText
     keys: KeyRing = field(default_factory=KeyRing)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, of /v1/models
+    incoming: Incoming = field(default_factory=Incoming)
     # Writes large answers down. One thread: several would keep the event loop from the interpreter's lock.
     scribe: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="scribe"))
     # Reads large bodies. One thread again, and not the scribe's: a bad body must not wait for somebody's answer.

@@ -409,3 +409,23 @@ async def test_broken_chunks_are_a_client_error(server: Server, monkeypatch: pyt
         assert (await reader.readline()).split()[1] in {b"400", b"408"}
         writer.close()
     assert not [line for line in logs if line["log_level"] == "error"]
+
+
+async def test_bodies_under_way_are_bounded(make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """While as many bytes of others are held as may be, a request is 503; when they are gone it is answered."""
+    monkeypatch.setattr("colibrid.http.body.MAX_INCOMING_BODIES", 1)
+    server = await make_server(server={"max_body_bytes": 1024})
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    _, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    writer.write(head + b"Content-Length: 1020\r\n\r\n" + b" " * 1015)
+    while server.state.incoming.bytes != 1015:  # noqa: ASYNC110 - the condition is of the other side
+        await asyncio.sleep(0.005)
+    answer = await server.post(COMPLETIONS, {"prompt": "Hi"})
+    assert (answer.status, answer.error["code"]) == (503, "server_is_overloaded")
+    assert answer.headers["Retry-After"] == "1"
+    writer.close()
+    while server.state.incoming.bytes:  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    for _ in range(3):
+        assert (await server.post(COMPLETIONS, {"prompt": "Hi"})).status == 200
+        assert server.state.incoming.bytes == 0
