@@ -8,7 +8,7 @@
 A holding may be used by whoever has its scope: that is the tenant and the expert policies, which the bits of K and V
 depend on. Only whole token ids decide what is alike. A slot's users are its writer, who generates into it, slots that
 see it as long as they last, and slots that copy from it while they open.
-Invariant: a holding that is not published has a user; ids are at least as many as published tokens.
+Invariant: a holding that is not published has a user; one that is holds a token for each of its ids.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class Holdings:
         """The longest beginning of `ids` that is held, but for the last token, which somebody has to compute."""
         best = None
         for holding in sorted(self, key=lambda holding: -holding.used):
-            if holding.scope is None or holding.scope != scope or holding.released or holding.run in skip:
+            usable = holding.tokens and not holding.released and holding.run not in skip
+            if holding.scope is None or holding.scope != scope or not usable:
                 continue
-            held = holding.ids[: holding.tokens * _ID_BYTES]
-            tokens = min(_alike(held, ids), len(ids) // _ID_BYTES - 1)
+            tokens = min(_alike(holding.ids, ids), len(ids) // _ID_BYTES - 1)
             if tokens >= HELD_TOKENS and (best is None or tokens > best.tokens):
                 best = Prefix(holding.run, tokens)
         return best
@@ -153,9 +153,9 @@ class Holdings:
 
 
 def _covers(whole: Holding, part: Holding) -> bool:
-    if whole is part or whole.scope != part.scope or whole.released:
+    if whole is part or whole.scope != part.scope or whole.released or not (whole.tokens and part.tokens):
         return False
-    return whole.ids[: whole.tokens * _ID_BYTES].startswith(part.ids[: part.tokens * _ID_BYTES])
+    return whole.ids.startswith(part.ids)
 
 
 def _alike(held: bytes, ids: bytes) -> int:
@@ -165,7 +165,7 @@ def _alike(held: bytes, ids: bytes) -> int:
     step = min(HELD_TOKENS, count)
     while high - low > 1:
         middle = low + step if low + step < high else (low + high) // 2
-        if held[low * _ID_BYTES : middle * _ID_BYTES] == ids[low * _ID_BYTES : middle * _ID_BYTES]:
+        if held.startswith(ids[low * _ID_BYTES : middle * _ID_BYTES], low * _ID_BYTES):
             low, step = middle, step * 2
         else:
             high = middle
