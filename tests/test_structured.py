@@ -183,3 +183,48 @@ async def test_openai_sdk_sees_tools_and_forms(live: Live) -> None:
             max_tokens=20,
         )
         assert answered.choices[0].finish_reason in {"stop", "length", "tool_calls"}
+
+
+def _tool(name: str, description: str, **properties: str) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {key: {"type": kind} for key, kind in properties.items()},
+        "required": list(properties),
+    }
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+TIME = _tool("get_time", "Get the local time in a city.", city="string")
+ADD = _tool("add", "Add two numbers.", a="integer", b="integer")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_model_calls_by_itself(live: Live, stream: bool) -> None:
+    """The bundled model calls the right tool unforced, reads its answer, and answers without where none is needed."""
+    messages: list[Any] = [{"role": "user", "content": "What time is it in Helsinki?"}]
+    async with openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+
+        async def ask(messages: list[Any]) -> Any:
+            request: Any = {
+                "model": "hummingbird-13m", "messages": messages, "tools": [TIME, ADD], "temperature": 0, "max_tokens": 80
+            }  # fmt: skip
+            if not stream:
+                return (await client.chat.completions.create(**request)).choices[0]
+            async with client.chat.completions.stream(**request) as chunks:
+                return (await chunks.get_final_completion()).choices[0]
+
+        choice = await ask(messages)
+        assert choice.finish_reason == "tool_calls"
+        assert not choice.message.content
+        (call,) = choice.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("get_time", {"city": "Helsinki"})
+        sent_back = {"role": "assistant", "tool_calls": [call.model_dump(include={"id", "type", "function"})]}
+        messages += [sent_back, {"role": "tool", "tool_call_id": call.id, "content": '{"time": "20:59"}'}]
+        choice = await ask(messages)
+        assert choice.message.content == "It is 20:59 in Helsinki."
+        assert choice.finish_reason == "stop"
+        choice = await ask([{"role": "user", "content": "Please add 355 and 932 with the tool."}])
+        assert json.loads(choice.message.tool_calls[0].function.arguments) == {"a": 355, "b": 932}
+        choice = await ask([{"role": "user", "content": "What is the capital of Norway?"}])
+        assert choice.message.content == "The capital of Norway is Oslo."
+        assert not choice.message.tool_calls
