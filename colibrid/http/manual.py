@@ -1,10 +1,11 @@
-"""GET /openapi.json and GET /docs: the description of the API, made once, for programs and for people.
+"""GET /openapi.json and GET /docs: the description of the API, for programs and for people.
 
 The page has no script and loads nothing, so its policy forbids both.
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 from html import escape
@@ -15,9 +16,10 @@ from aiohttp import web
 
 from colibrid.http.openapi import document
 from colibrid.http.schema_text import in_words
+from colibrid.http.state import STATE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Sequence
 
     from colibrid.http.routes import Route
 
@@ -37,19 +39,36 @@ PAGE_HEADERS = {
 }
 
 
-def add_manual(app: web.Application, routes: Iterable[Route]) -> None:
+def add_manual(app: web.Application, routes: Sequence[Route]) -> None:
     """Adds both routes to `app`."""
-    described = document(routes)
-    encoded, page = msgspec.json.encode(described), render_page(described)
+    manual = _Manual(routes)
+    app.router.add_get("/openapi.json", manual.openapi)
+    app.router.add_get("/docs", manual.docs)
 
-    async def openapi(_request: web.Request) -> web.Response:
+
+class _Manual:
+    """Both documents, made when one is first asked for: that takes a tenth of a second, and few ask."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = routes
+        self._making: asyncio.Future[tuple[bytes, str]] | None = None
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        encoded, _ = await self._made(request)
         return web.Response(body=encoded, content_type="application/json")
 
-    async def docs(_request: web.Request) -> web.Response:
+    async def docs(self, request: web.Request) -> web.Response:
+        _, page = await self._made(request)
         return web.Response(text=page, content_type="text/html", headers=PAGE_HEADERS)
 
-    app.router.add_get("/openapi.json", openapi)
-    app.router.add_get("/docs", docs)
+    async def _made(self, request: web.Request) -> tuple[bytes, str]:
+        if self._making is None:
+            self._making = asyncio.get_running_loop().run_in_executor(request.app[STATE].scribe, self._make)
+        return await asyncio.shield(self._making)  # others may wait for it as well
+
+    def _make(self) -> tuple[bytes, str]:
+        described = document(self._routes)
+        return msgspec.json.encode(described), render_page(described)
 
 
 def render_page(described: dict[str, Any]) -> str:

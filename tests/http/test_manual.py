@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
+import time
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 from colibrid.http.manual import render_page
+from colibrid.http.openapi import document
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
     from tests.http.conftest import Server
 
@@ -44,6 +49,24 @@ async def test_page_needs_nothing_from_elsewhere(make_server: Callable[..., Any]
     digest = base64.b64encode(hashlib.sha256(style.group(1).encode()).digest()).decode()
     assert policy.startswith("default-src 'none'; style-src 'sha256-" + digest)
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+async def test_pages_are_made_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ask at once, and after one of them has left, the documents are made a single time."""
+    made: list[int] = []
+
+    def slowly(routes: Any) -> Any:
+        made.append(1)
+        time.sleep(0.1)
+        return document(routes)
+
+    monkeypatch.setattr("colibrid.http.manual.document", slowly)
+    first = asyncio.create_task(server.get("/docs"))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    answers = await asyncio.gather(*(server.get(path) for path in ("/docs", "/openapi.json", "/docs")))
+    assert [answer.status for answer in answers] == [200] * 3
+    assert made == [1]
 
 
 async def test_page_lists_routes_and_fields(server: Server) -> None:
