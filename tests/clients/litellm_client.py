@@ -6,6 +6,7 @@ Usage: litellm_client.py BASE_URL   (runs in an environment of its own)
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from typing import Any
 
@@ -19,6 +20,35 @@ def check(name: str, good: object) -> None:
     print(f"  {'ok  ' if good else 'FAIL'} {name}", flush=True)
     if not good:
         raise SystemExit(1)
+
+
+TIME = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "description": "Get the local time in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"rank": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["rank"],
+}
+
+
+def tools_and_forms(where: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "What time is it in Helsinki?"}], "tools": [TIME], "temperature": 0
+    }  # fmt: skip
+    message = litellm.completion(**asked, **where).choices[0].message
+    check("tools", json.loads(message.tool_calls[0].function.arguments) == {"city": "Helsinki"})
+    chunks = list(litellm.completion(**asked, stream=True, **where))
+    whole = litellm.stream_chunk_builder(chunks)
+    check("tools of a stream", whole.choices[0].message.tool_calls[0].function.name == "get_time")
+    form = {"type": "json_schema", "json_schema": {"name": "rank", "schema": SCHEMA, "strict": True}}
+    answer = litellm.completion(messages=QUESTION, response_format=form, **where)
+    check("response_format", 1 <= json.loads(answer.choices[0].message.content)["rank"] <= 9)
 
 
 async def asynchronous(where: dict[str, Any]) -> None:
@@ -36,6 +66,7 @@ def main() -> None:
     stream = litellm.completion(messages=QUESTION, temperature=0, stream=True, **where)
     check("stream", "".join(chunk.choices[0].delta.content or "" for chunk in stream) == OSLO)
     asyncio.run(asynchronous(where))
+    tools_and_forms(where)
     text = {**where, "model": "text-completion-openai/hummingbird-13m"}
     check("text_completion", litellm.text_completion(prompt="The capital of", max_tokens=3, **text).choices[0].text)
     vectors = litellm.embedding(input=["Oslo", "Rome"], **where)

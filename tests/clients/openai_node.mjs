@@ -1,4 +1,4 @@
-// The openai SDK for Node, unchanged: chat, streams, embeddings and errors.
+// The openai SDK for Node, unchanged: chat, streams, tools, structured output, embeddings and errors.
 // Usage: node openai_node.mjs BASE_URL   (beside a node_modules that holds `openai`)
 import OpenAI from 'openai';
 
@@ -28,6 +28,31 @@ for await (const chunk of stream) {
   usage = chunk.usage ?? usage;
 }
 check('a stream of chat', streamed === oslo && usage.completion_tokens === 9);
+
+const parameters = { type: 'object', properties: { city: { type: 'string' } }, required: ['city'] };
+const tool = { type: 'function', function: { name: 'get_time', description: 'Get the local time in a city.', parameters } };
+const asked = [{ role: 'user', content: 'What time is it in Helsinki?' }];
+const called = await client.chat.completions
+  .stream({ model, messages: asked, tools: [tool], temperature: 0 })
+  .finalChatCompletion();
+const call = called.choices[0].message.tool_calls[0];
+const sound = call.function.name === 'get_time' && JSON.parse(call.function.arguments).city === 'Helsinki';
+check('a streamed tool call', sound && called.choices[0].finish_reason === 'tool_calls');
+
+const runner = client.chat.completions.runTools({
+  model, messages: asked, temperature: 0,
+  tools: [{ ...tool, function: { ...tool.function, parse: JSON.parse, function: () => ({ time: '20:59' }) } }],
+});
+check('runTools', (await runner.finalContent()) === 'It is 20:59 in Helsinki.');
+
+const schema = {
+  type: 'object', properties: { rank: { type: 'integer', minimum: 1, maximum: 9 } }, required: ['rank'],
+  additionalProperties: false,
+};
+const parsed = await client.chat.completions.parse({
+  model, messages, response_format: { type: 'json_schema', json_schema: { name: 'rank', schema, strict: true } },
+});
+check('chat.completions.parse', parsed.choices[0].message.parsed.rank > 0);
 
 const text = await client.completions.create({ model, prompt: 'The capital of', max_tokens: 3, temperature: 0 });
 check('completions.create', text.choices[0].text.length > 0);

@@ -1,4 +1,5 @@
-"""The openai SDK for Python, unchanged: sync, async, streams, log-probabilities, embeddings and errors.
+"""The openai SDK for Python, unchanged: sync, async, streams, log-probabilities, tools,
+structured output, embeddings and errors.
 
 Usage: openai_python.py BASE_URL MAJOR   (runs in an environment of its own; exits 1 unless all is as it should be)
 """
@@ -8,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
+import pydantic
 
 QUESTION: Any = [{"role": "user", "content": "What is the capital of Norway?"}]
 OSLO = "The capital of Norway is Oslo."
@@ -51,6 +53,35 @@ def completions(client: openai.OpenAI) -> None:
     text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
     check("a stream of completions", text == choice.text)
     check("its usage", chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 4)
+
+
+class GetTime(pydantic.BaseModel):
+    """Get the local time in a city."""
+
+    city: str
+
+
+class City(pydantic.BaseModel):
+    """A city."""
+
+    name: Literal["Oslo", "Bergen"]
+    rank: Annotated[int, pydantic.Field(ge=1, le=9)]
+
+
+def tools_and_forms(client: openai.OpenAI) -> None:
+    asked: Any = [{"role": "user", "content": "What time is it in Helsinki?"}]
+    tool = openai.pydantic_function_tool(GetTime, name="get_time")
+    with client.chat.completions.stream(model=MODEL, messages=asked, tools=[tool], temperature=0) as stream:
+        seen = {event.type for event in stream}
+        (choice,) = stream.get_final_completion().choices
+    check("a streamed tool call", "tool_calls.function.arguments.done" in seen and choice.finish_reason == "tool_calls")
+    (call,) = choice.message.tool_calls or []
+    check("its arguments", call.function.parsed_arguments == GetTime(city="Helsinki"))
+    parsed = client.chat.completions.parse(model=MODEL, messages=QUESTION, response_format=City)
+    check("chat.completions.parse", isinstance(parsed.choices[0].message.parsed, City))
+    choice_of = {"structured_outputs": {"choice": ["Oslo", "Bergen"]}}
+    answer = client.chat.completions.create(model=MODEL, messages=QUESTION, extra_body=choice_of)
+    check("extra_body", answer.choices[0].message.content in {"Oslo", "Bergen"})
 
 
 def chat(client: openai.OpenAI) -> None:
@@ -116,7 +147,7 @@ def main() -> None:
     url, major = f"{sys.argv[1]}/v1", sys.argv[2]
     check(f"openai {openai.__version__}", openai.__version__.split(".")[0] == major)
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
-        for part in (models, completions, chat, embeddings, errors):
+        for part in (models, completions, chat, tools_and_forms, embeddings, errors):
             part(client)
     asyncio.run(together(url))
 
