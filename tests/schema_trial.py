@@ -46,7 +46,7 @@ TOO_LARGE, SERVER_ERROR, TIMEOUT = 413, 500, 504  # the last is what timeout_s a
 
 
 class Trial:
-    """One daemon under trial."""
+    """One daemon under trial. Not `assert`: this is no test module, so `python -O` would leave it out."""
 
     def __init__(self, url: str, seed: int) -> None:
         self._url = url
@@ -95,7 +95,8 @@ class Trial:
         response = case.call(base_url=self._url, session=self._session, timeout=60)
         self.statuses[response.status_code] += 1
         in_time = response.status_code != TIMEOUT or not isinstance(case.body, dict) or not case.body.get("timeout_s")
-        assert response.status_code < SERVER_ERROR or not in_time, f"{response.text}\n{case.as_curl_command()}"
+        if response.status_code >= SERVER_ERROR and in_time:
+            raise AssertionError(f"{response.text}\n{case.as_curl_command()}")
         # Too large is refused as well, but no status that the last check knows.
         case.validate_response(response, checks=CHECKS[:-1] if response.status_code == TOO_LARGE else CHECKS)
         if self.count % CANARY_EVERY == 0:
@@ -103,12 +104,14 @@ class Trial:
 
     def _ask_canary(self) -> Any:
         answer = self._session.post(f"{self._url}/v1/completions", json=CANARY, timeout=60)
-        assert answer.status_code == 200, answer.text
+        if answer.status_code != 200:
+            raise AssertionError(answer.text)
         return answer.json()["choices"]
 
     def _check_canary(self) -> None:
         found = self._ask_canary()
-        assert found == self._canary, f"the canary changed after {self.count} cases: {found}"
+        if found != self._canary:
+            raise AssertionError(f"the canary changed after {self.count} cases: {found}")
 
 
 def with_integers(value: Any) -> Any:
