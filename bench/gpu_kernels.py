@@ -207,7 +207,7 @@ class Bench:
 
     def few(self, op: str, eight: str, args: Any) -> Any:
         """A launch of an expert kernel for few rows, with as many blocks as run at once."""
-        name = "DOWN" if op == "down" else f"GATE_UP_{eight.upper()}".rstrip("_")
+        name = f"{op}_{eight}".upper().rstrip("_")
         blocks, shared = (kernel_abi.constant(f"CLB_{name}_{what}") for what in ("BLOCKS", "SHARED"))
         kernel = f"clb_expert_{op}_{eight}bf16"
         return self.machine.launch(kernel, args, grid=blocks * self.multiprocessors, block=256, shared=shared)

@@ -47,11 +47,13 @@
 #define CLB_LINEAR_8_BLOCKS 3u
 #define CLB_LINEAR_8_SHARED 49152u
 #define CLB_GATE_UP_BLOCKS 2u
-#define CLB_GATE_UP_SHARED 65536u
-#define CLB_GATE_UP_8_BLOCKS 3u
-#define CLB_GATE_UP_8_SHARED 40960u
-#define CLB_DOWN_BLOCKS 2u /* both */
-#define CLB_DOWN_SHARED 49152u
+#define CLB_GATE_UP_SHARED 32768u
+#define CLB_GATE_UP_8_BLOCKS 2u
+#define CLB_GATE_UP_8_SHARED 49152u
+#define CLB_DOWN_BLOCKS 2u
+#define CLB_DOWN_SHARED 32768u /* little, so that much is left for L1 */
+#define CLB_DOWN_8_BLOCKS 2u
+#define CLB_DOWN_8_SHARED 49152u
 #define CLB_SHARED_MAX_PARTS 8u /* of the shared expert's columns, see clb_expert_down_args */
 #define CLB_MANY_BLOCKS 2u
 #define CLB_MANY_SHARED 65536u

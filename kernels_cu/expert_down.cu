@@ -8,62 +8,70 @@
  *            results, one place each, to `partial`. Who completes a pair (a ticket says so) sums its places in order.
  *            The kernels with _8 are for at most 8 rows: the same bits, fewer registers.
  * Reference  tests/cuda/test_experts.py (numpy, float64).
- * Grid       blocks of 256 threads, CLB_DOWN_BLOCKS a multiprocessor. Dynamic shared memory: CLB_DOWN_SHARED.
+ * Grid       blocks of 256 threads, CLB_DOWN_BLOCKS a multiprocessor. Dynamic shared memory: CLB_DOWN_SHARED,
+ *            CLB_DOWN_8_SHARED.
  * Needs      sm_80; sm_90 for programmatic edges.
  * Roofline   bytes of the experts in use: memory-bound. Qwen3-30B at one row: 8 x 3.1 MB = 5.9 us at 4.3 TB/s.
  */
 #include "experts.cuh"
 
-#define DOWN_STAGES 6u
+#define DOWN_STAGES 4u
+#define DOWN_8_STAGES 6u
 #define PAIR 2u /* row tiles of a unit */
 #define PAIR_COLS (PAIR * CLB_TILE)
-#define MAX_ITEMS (CLB_ROUTER_MAX_EXPERTS + CLB_SHARED_MAX_PARTS)
+/* Items of at most `rows` rows. */
+#define MOST_ITEMS(rows)  \
+  (CLB_SHARED_MAX_PARTS + \
+   ((rows) * CLB_ROUTER_MAX_K < CLB_ROUTER_MAX_EXPERTS ? (rows) * CLB_ROUTER_MAX_K : CLB_ROUTER_MAX_EXPERTS))
 #define RANKS_AHEAD 4u
-static_assert(clb_ring<PAIR, DOWN_STAGES>::bytes == CLB_DOWN_SHARED, "abi.h says what the host reserves");
+static_assert(clb_pair_ring<DOWN_STAGES>::bytes == CLB_DOWN_SHARED, "abi.h says what the host reserves");
+static_assert(clb_pair_ring<DOWN_8_STAGES>::bytes == CLB_DOWN_8_SHARED, "abi.h says what the host reserves");
+
+/* One item: the parts of the shared expert come first. */
+struct down_item {
+  uint64_t weights; /* of its first column tile, row tile 0 */
+  uint16_t begin;   /* column tiles before it */
+  uint16_t tiles;
+  uint16_t rows;
+  uint16_t first; /* of its places in choice.places; SHARED: its places are the rows */
+
+  static constexpr uint16_t SHARED = 0xffffu;
+
+  __device__ __forceinline__ uint32_t row_words(const clb_expert_down_args& a) const {
+    return (first != SHARED) ? a.width : a.shared_width;
+  }
+};
 
 template <uint32_t MOST_ROWS>
 struct down_shared {
   clb_sums<PAIR> sums;
   clb_choices<MOST_ROWS> choice;
-  uint64_t weights[MAX_ITEMS];               /* of each item */
-  uint32_t start[MAX_ITEMS + 1u];            /* cost of the items before it; last of all of them */
-  float scale[MOST_ROWS * CLB_ROUTER_MAX_K]; /* the router's weights */
-  uint32_t items;
+  down_item items[MOST_ITEMS(MOST_ROWS)];
+  uint32_t start[MOST_ITEMS(MOST_ROWS) + 1u]; /* cost of the items before it; last of all of them */
+  float scale[MOST_ROWS * CLB_ROUTER_MAX_K];  /* the router's weights */
+  uint32_t count;
   uint32_t complete;
 };
 
-/* One item: the parts of the shared expert come first. */
-struct down_item {
-  uint32_t across; /* column tiles of its matrix */
-  uint32_t begin;  /* of them, this item's */
-  uint32_t end;
-  uint32_t rows;
-  uint32_t first; /* of its places in choice.places; NONE: a part of the shared expert */
-
-  template <class Choices>
-  __device__ __forceinline__ down_item(const clb_expert_down_args& a, const Choices& choice, uint32_t item,
-                                       uint32_t row_count) {
-    if (item < a.shared_parts) {
-      across = a.shared_width / CLB_TILE;
-      begin = item * across / a.shared_parts;
-      end = (item + 1u) * across / a.shared_parts;
-      rows = row_count;
-      first = CLB_NONE;
-      return;
-    }
-    const uint32_t expert = choice.item_expert[item - a.shared_parts];
-    across = a.width / CLB_TILE;
-    begin = 0u;
-    end = across;
-    rows = choice.rows_of(expert);
-    first = choice.first[expert];
+template <class Choices>
+CLB_DEVICE down_item make_item(const clb_expert_down_args& a, const Choices& choice, uint32_t number,
+                               uint32_t row_count) {
+  if (number >= a.shared_parts) {
+    const uint32_t expert = choice.item_expert[number - a.shared_parts];
+    return {a.experts[expert].down, 0u, (uint16_t)(a.width / CLB_TILE), (uint16_t)choice.rows_of(expert),
+            choice.first[expert]};
   }
+  const uint32_t across = a.shared_width / CLB_TILE;
+  const uint32_t begin = number * across / a.shared_parts;
+  const uint32_t end = (number + 1u) * across / a.shared_parts;
+  return {a.shared->down + begin * CLB_PIECE, (uint16_t)begin, (uint16_t)(end - begin), (uint16_t)row_count,
+          down_item::SHARED};
+}
 
-  /* What a unit of it reads: two row tiles, and its rows in steps, half as much each. */
-  __device__ __forceinline__ uint32_t cost() const {
-    return (end - begin) * (2u + min(clb_passes_of(rows, CLB_STEP), CLB_PASS_STEPS));
-  }
-};
+/* What a unit of it reads: two row tiles, and its rows in steps, half as much each. */
+CLB_DEVICE uint32_t cost_of(const down_item& item) {
+  return item.tiles * (2u + min(clb_passes_of(item.rows, CLB_STEP), CLB_PASS_STEPS));
+}
 
 /* start[i] = cost of the items before item i, by one warp; before it, start[i + 1] = cost of item i. */
 CLB_DEVICE void sum_costs(uint32_t* start, uint32_t items) {
@@ -128,70 +136,61 @@ struct down_source {
   const clb_expert_down_args& a;
   const down_shared<MOST_ROWS>& shared;
   const unsigned char* at[PAIR];
-  down_place now;
+  uint32_t left; /* pieces of this pass */
   down_place next;
   down_place end;
-  uint32_t row_count;
-  uint32_t passes; /* left of unit `now`, without the current one */
-  uint32_t left;   /* pieces of this pass */
+  uint32_t length; /* pieces of a pass of the unit before `next` */
+  uint32_t passes; /* left of it, without the current one */
 
   __device__ __forceinline__ down_source(const clb_expert_down_args& args, const down_shared<MOST_ROWS>& memory,
-                                         const down_place& from, const down_place& to, uint32_t rows)
-      : a(args), shared(memory), now(from), next(from), end(to), row_count(rows), passes(0u), left(0u) {}
+                                         const down_place& from, const down_place& to)
+      : a(args), shared(memory), left(0u), next(from), end(to), length(0u), passes(0u) {}
 
-  __device__ __forceinline__ bool take(const unsigned char* (&taken)[PAIR]) {
-    while (left == 0u) {
-      if (passes == 0u) {
-        if (!(next != end)) return false;
-        now = next;
-        next.advance(shared.items);
-      }
-      const down_item item(a, shared.choice, now.item, row_count);
-      if (passes == 0u) passes = max(clb_passes_of(item.rows, PASS_ROWS), 1u);
+  __device__ __forceinline__ bool open() {
+    if (passes > 0u) { /* the same again for the next rows */
       passes--;
-      const clb_slice slice(item.end - item.begin);
-      left = slice.end - slice.begin;
-      const uint32_t tile = now.pair * PAIR;
-      const uint32_t other = min(tile + 1u, a.hidden / CLB_TILE - 1u); /* the last again where there is no other */
-      at[0] = clb_lane_bytes(shared.weights[now.item], tile, item.across, item.begin + slice.begin);
-      at[1] = at[0] + (other - tile) * item.across * CLB_PIECE;
+      left = length;
+      at[0] -= length * CLB_PIECE;
+      at[1] -= length * CLB_PIECE;
+      return true;
     }
-    taken[0] = at[0];
-    taken[1] = at[1];
-    at[0] += CLB_PIECE;
-    at[1] += CLB_PIECE;
-    left--;
+    while (left == 0u) { /* a slice may be empty */
+      if (!(next != end)) return false;
+      const down_item& item = shared.items[next.item];
+      const clb_slice slice(item.tiles);
+      left = length = slice.end - slice.begin;
+      const uint32_t tile = next.pair * PAIR;
+      const unsigned char* from = reinterpret_cast<const unsigned char*>(item.weights);
+      const uint32_t row_bytes = item.row_words(a) * (CLB_TILE * 2u); /* of a row tile */
+      at[0] = from + (uint64_t)tile * row_bytes + slice.begin * CLB_PIECE + threadIdx.x % CLB_WARP * 16u;
+      at[1] = at[0] + ((tile + 1u < a.hidden / CLB_TILE) ? row_bytes : 0u); /* the last again where there is no other */
+      if (PASS_ROWS < MOST_ROWS && left > 0u) passes = max(clb_passes_of(item.rows, PASS_ROWS), 1u) - 1u;
+      next.advance(shared.count);
+    }
     return true;
   }
 };
 
-/* Row of `partial` that item `item` has for its row number i. */
-template <class Choices>
-CLB_DEVICE uint32_t place_of(const clb_expert_down_args& a, const Choices& choice, const down_item& item,
-                             uint32_t number, uint32_t i) {
-  return (item.first != CLB_NONE) ? choice.places[item.first + i] : CLB_FEW_ROWS * (a.k_max + number) + i;
-}
-
-template <class P, uint32_t STEPS, uint32_t MOST_ROWS, class Source>
-CLB_DEVICE void down_pass(const clb_expert_down_args& a, clb_ring<PAIR, DOWN_STAGES>& ring, Source& source,
-                          down_shared<MOST_ROWS>& shared, const down_item& item, const down_place& unit, uint32_t begin,
-                          uint32_t& parity) {
+template <class P, uint32_t STEPS, uint32_t STAGES, uint32_t MOST_ROWS, class Source>
+CLB_DEVICE void down_pass(const clb_expert_down_args& a, clb_pair_ring<STAGES>& ring, Source& source,
+                          down_shared<MOST_ROWS>& shared, const down_place& unit, uint32_t begin, uint32_t& parity) {
+  const down_item& item = shared.items[unit.item];
   const uint32_t lane = threadIdx.x % CLB_WARP;
-  const bool routed = item.first != CLB_NONE;
-  const uint32_t* input = (routed ? a.activation : a.shared_activation) + item.begin * CLB_TILE;
-  uint32_t offsets[STEPS];
+  const uint32_t row_count = item.rows;
+  const bool routed = item.first != down_item::SHARED;
+  const clb_slice slice(item.tiles);
+  clb_operand rows[STEPS];
 #pragma unroll
   for (uint32_t s = 0u; s < STEPS; s++) {
     const uint32_t i = begin + s * CLB_STEP + lane / 4u;
     uint32_t row = i;
-    if (i < item.rows && routed) row = shared.choice.places[item.first + i];
-    offsets[s] = (i < item.rows) ? row * (item.across * CLB_TILE) + lane % 4u * 4u : CLB_NONE;
+    rows[s].there = i < row_count;
+    if (rows[s].there && routed) row = shared.choice.places[item.first + i];
+    rows[s].at = (routed ? a.activation : a.shared_activation) + (uint64_t)row * item.row_words(a) +
+                 (item.begin + slice.begin) * CLB_TILE + lane % 4u * 4u;
   }
-  const clb_slice slice(item.end - item.begin);
-  clb_chunk<STEPS, (STEPS == 4u) ? 1u : (MOST_ROWS == CLB_STEP) ? 2u : 4u / STEPS> chunk;
-  chunk.read(input, offsets, slice.begin, slice.end);
   float sum[PAIR][STEPS][4];
-  clb_multiply<P, PAIR, STEPS>(ring, source, slice, input, offsets, chunk, sum);
+  clb_multiply_pair<P, STEPS>(ring, source, slice.end - slice.begin, rows, sum);
 #pragma unroll
   for (uint32_t s = 0u; s < STEPS; s++) {
     shared.sums.put(parity, 0u, sum[0][s]);
@@ -199,8 +198,8 @@ CLB_DEVICE void down_pass(const clb_expert_down_args& a, clb_ring<PAIR, DOWN_STA
     __syncthreads();
     const uint32_t i = begin + s * CLB_STEP + threadIdx.x % 64u / 8u;
     const uint32_t tile = unit.pair * PAIR + clb_finisher() % PAIR;
-    if (clb_finisher() / PAIR == s % 2u && i < item.rows && tile < a.hidden / CLB_TILE) {
-      const uint32_t place = place_of(a, shared.choice, item, unit.item, i);
+    if (clb_finisher() / PAIR == s % 2u && i < row_count && tile < a.hidden / CLB_TILE) {
+      const uint32_t place = routed ? shared.choice.places[item.first + i] : CLB_FEW_ROWS * (a.k_max + unit.item) + i;
       const float2 y = shared.sums.template take<P>(parity, clb_finisher() % PAIR);
       *reinterpret_cast<float2*>(a.partial + (uint64_t)place * a.hidden + tile * CLB_TILE + threadIdx.x % 8u * 2u) = y;
     }
@@ -287,35 +286,34 @@ CLB_DEVICE void find_items(const clb_expert_down_args& a, down_shared<MOST_ROWS>
   shared.choice.fill(own, a.k_max, a.expert_count);
   const uint32_t items = (count > 0u) ? a.shared_parts + shared.choice.items : 0u;
   for (uint32_t i = threadIdx.x; i < items; i += CLB_MATMUL_THREADS) {
-    const bool routed = i >= a.shared_parts;
-    shared.weights[i] = routed ? a.experts[shared.choice.item_expert[i - a.shared_parts]].down : a.shared->down;
-    shared.start[i + 1u] = down_item(a, shared.choice, i, count).cost();
+    shared.items[i] = make_item(a, shared.choice, i, count);
+    shared.start[i + 1u] = cost_of(shared.items[i]);
   }
-  if (threadIdx.x == 0u) shared.items = items;
+  if (threadIdx.x == 0u) shared.count = items;
   __syncthreads();
   if (threadIdx.x < CLB_WARP) sum_costs(shared.start, items);
   __syncthreads();
 }
 
-template <class P, uint32_t MOST_STEPS, uint32_t MOST_ROWS, class Source>
-CLB_DEVICE void down_unit(const clb_expert_down_args& a, clb_ring<PAIR, DOWN_STAGES>& ring, Source& source,
+template <class P, uint32_t MOST_STEPS, uint32_t STAGES, uint32_t MOST_ROWS, class Source>
+CLB_DEVICE void down_unit(const clb_expert_down_args& a, clb_pair_ring<STAGES>& ring, Source& source,
                           down_shared<MOST_ROWS>& shared, const down_place& unit, uint32_t& parity) {
-  const down_item item(a, shared.choice, unit.item, source.row_count);
+  const uint32_t row_count = shared.items[unit.item].rows;
 #pragma unroll 1
-  for (uint32_t begin = 0u; begin < item.rows; begin += MOST_STEPS * CLB_STEP) {
-    const uint32_t rows = item.rows - begin;
+  for (uint32_t begin = 0u; begin < row_count; begin += MOST_STEPS * CLB_STEP) {
+    const uint32_t rows = row_count - begin;
     if (MOST_STEPS == 1u || rows <= 8u) {
-      down_pass<P, 1>(a, ring, source, shared, item, unit, begin, parity);
+      down_pass<P, 1>(a, ring, source, shared, unit, begin, parity);
     } else if (rows <= 16u) {
-      down_pass<P, 2>(a, ring, source, shared, item, unit, begin, parity);
+      down_pass<P, 2>(a, ring, source, shared, unit, begin, parity);
     } else {
-      down_pass<P, MOST_STEPS>(a, ring, source, shared, item, unit, begin, parity);
+      down_pass<P, MOST_STEPS>(a, ring, source, shared, unit, begin, parity);
     }
   }
 }
 
 /* Before the wait: everything that says which weights, and the first of them. */
-template <class P, uint32_t MOST_STEPS>
+template <class P, uint32_t MOST_STEPS, uint32_t STAGES>
 CLB_DEVICE void down(const clb_expert_down_args& a) {
   constexpr uint32_t MOST_ROWS = (MOST_STEPS == 1u) ? CLB_STEP : CLB_FEW_ROWS;
   extern __shared__ uint4 memory[];
@@ -323,11 +321,11 @@ CLB_DEVICE void down(const clb_expert_down_args& a) {
   const uint32_t count = min(__ldcg(a.row_count), MOST_ROWS);
   const uint32_t pairs = (a.hidden + PAIR_COLS - 1u) / PAIR_COLS;
   find_items(a, shared, count);
-  const uint32_t items = shared.items;
+  const uint32_t items = shared.count;
   down_place unit = first_place(shared.start, items, pairs, blockIdx.x);
   const down_place end = first_place(shared.start, items, pairs, blockIdx.x + 1u);
-  down_source<MOST_ROWS, MOST_STEPS * CLB_STEP> source(a, shared, unit, end, count);
-  clb_ring<PAIR, DOWN_STAGES> ring(memory);
+  down_source<MOST_ROWS, MOST_STEPS * CLB_STEP> source(a, shared, unit, end);
+  clb_pair_ring<STAGES> ring(memory);
   uint32_t started = 0u;
   if (items > 0u) ring.start(source, started);
   ring.complete_start(started);
@@ -352,18 +350,18 @@ CLB_DEVICE void down(const clb_expert_down_args& a) {
 
 extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, CLB_DOWN_BLOCKS)
     clb_expert_down_bf16(const __grid_constant__ clb_expert_down_args a) {
-  down<clb_bf16, CLB_PASS_STEPS>(a);
+  down<clb_bf16, CLB_PASS_STEPS, DOWN_STAGES>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, CLB_DOWN_BLOCKS)
     clb_expert_down_fp16(const __grid_constant__ clb_expert_down_args a) {
-  down<clb_fp16, CLB_PASS_STEPS>(a);
+  down<clb_fp16, CLB_PASS_STEPS, DOWN_STAGES>(a);
 }
 
 extern "C" __global__ void __maxnreg__(80) clb_expert_down_8_bf16(const __grid_constant__ clb_expert_down_args a) {
-  down<clb_bf16, 1>(a);
+  down<clb_bf16, 1, DOWN_8_STAGES>(a);
 }
 
 extern "C" __global__ void __maxnreg__(80) clb_expert_down_8_fp16(const __grid_constant__ clb_expert_down_args a) {
-  down<clb_fp16, 1>(a);
+  down<clb_fp16, 1, DOWN_8_STAGES>(a);
 }

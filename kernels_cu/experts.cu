@@ -13,10 +13,10 @@
  */
 #include "experts.cuh"
 
-#define GATE_UP_STAGES 8u
-#define GATE_UP_8_STAGES 5u
-static_assert(clb_ring<2u, GATE_UP_STAGES>::bytes == CLB_GATE_UP_SHARED, "abi.h says what the host reserves");
-static_assert(clb_ring<2u, GATE_UP_8_STAGES>::bytes == CLB_GATE_UP_8_SHARED, "abi.h says what the host reserves");
+#define GATE_UP_STAGES 4u
+#define GATE_UP_8_STAGES 6u
+static_assert(clb_pair_ring<GATE_UP_STAGES>::bytes == CLB_GATE_UP_SHARED, "abi.h says what the host reserves");
+static_assert(clb_pair_ring<GATE_UP_8_STAGES>::bytes == CLB_GATE_UP_8_SHARED, "abi.h says what the host reserves");
 
 template <uint32_t MOST_ROWS>
 struct gate_up_shared {
@@ -27,29 +27,38 @@ struct gate_up_shared {
   float scale[MOST_ROWS];
 };
 
-/* What unit number `unit` is: a row tile of the shared expert, or of an expert in use. */
+/* A unit. Units are dealt round to the blocks: first the row tiles of the shared expert, then those of each item. */
 struct gate_up_unit {
-  uint32_t expert; /* expert_count: the shared one */
+  uint32_t item; /* NONE: the shared expert */
   uint32_t row_tile;
-  uint32_t rows;
-  uint32_t first; /* of its places; NONE: the shared expert, whose places are the rows */
 
-  template <class Choices>
-  __device__ __forceinline__ gate_up_unit(const clb_expert_gate_up_args& a, const Choices& choice, uint32_t unit,
-                                          uint32_t row_count) {
+  __device__ __forceinline__ explicit gate_up_unit(const clb_expert_gate_up_args& a) : item(CLB_NONE) {
+    row_tile = blockIdx.x;
+    leave_shared(a);
+  }
+
+  __device__ __forceinline__ void leave_shared(const clb_expert_gate_up_args& a) {
     const uint32_t shared_tiles = a.shared_width / CLB_TILE;
-    if (unit < shared_tiles) {
-      expert = a.expert_count;
-      row_tile = unit;
-      rows = row_count;
-      first = CLB_NONE;
+    const uint32_t tiles = a.width / CLB_TILE;
+    if (row_tile < shared_tiles) return;
+    item = (tiles > 0u) ? (row_tile - shared_tiles) / tiles : CLB_NONE - 1u;
+    row_tile = row_tile - shared_tiles - item * tiles;
+  }
+
+  __device__ __forceinline__ bool in(uint32_t items) const { return item == CLB_NONE || item < items; }
+
+  /* items, tiles: gridDim.x = items * row tiles of an item + tiles. */
+  __device__ __forceinline__ void advance(const clb_expert_gate_up_args& a, uint32_t items, uint32_t tiles) {
+    if (item == CLB_NONE) {
+      row_tile += gridDim.x;
+      leave_shared(a);
       return;
     }
-    const uint32_t tiles = a.width / CLB_TILE;
-    expert = choice.item_expert[(unit - shared_tiles) / tiles];
-    row_tile = (unit - shared_tiles) % tiles;
-    rows = choice.rows_of(expert);
-    first = choice.first[expert];
+    item += items;
+    row_tile += tiles;
+    if (row_tile < a.width / CLB_TILE) return;
+    row_tile -= a.width / CLB_TILE;
+    item++;
   }
 };
 
@@ -57,70 +66,85 @@ template <uint32_t MOST_ROWS, uint32_t PASS_ROWS>
 struct gate_up_source {
   const clb_expert_gate_up_args& a;
   const gate_up_shared<MOST_ROWS>& shared;
-  const clb_slice& slice;
   const unsigned char* at[2];
-  uint32_t unit;
-  uint32_t units; /* known so far */
+  uint32_t left;
+  gate_up_unit next;
+  uint32_t items; /* known so far */
   uint32_t row_count;
-  uint32_t passes; /* left of this unit, this one included; 0: not opened yet */
-  uint32_t piece;
+  uint32_t passes; /* left of the unit before `next`, without the current one */
+  uint32_t offset; /* of this warp's slice */
+  uint32_t length;
+  uint32_t item_step;
+  uint32_t tile_step;
 
   __device__ __forceinline__ gate_up_source(const clb_expert_gate_up_args& args,
-                                            const gate_up_shared<MOST_ROWS>& memory, const clb_slice& part,
+                                            const gate_up_shared<MOST_ROWS>& memory, const clb_slice& slice,
                                             uint32_t rows)
-      : a(args), shared(memory), slice(part), unit(blockIdx.x), units(0u), row_count(rows), passes(0u), piece(0u) {}
-
-  __device__ __forceinline__ void rewind(const gate_up_unit& now) {
-    const uint32_t across = a.hidden / CLB_TILE;
-    at[0] = clb_lane_bytes(shared.gate[now.expert], now.row_tile, across, slice.begin);
-    at[1] = clb_lane_bytes(shared.up[now.expert], now.row_tile, across, slice.begin);
-    piece = slice.begin;
+      : a(args), shared(memory), left(0u), next(args), items(0u), row_count(rows), passes(0u) {
+    offset = slice.begin * CLB_PIECE + threadIdx.x % CLB_WARP * 16u;
+    length = slice.end - slice.begin;
+    const uint32_t tiles = max(a.width / CLB_TILE, 1u);
+    item_step = gridDim.x / tiles;
+    tile_step = gridDim.x % tiles;
   }
 
-  __device__ __forceinline__ bool take(const unsigned char* (&next)[2]) {
-    if (unit >= units || slice.begin == slice.end) return false;
-    if (passes == 0u) {
-      const gate_up_unit now(a, shared.choice, unit, row_count);
-      passes = max(clb_passes_of(now.rows, PASS_ROWS), 1u);
-      rewind(now);
+  __device__ __forceinline__ bool open() {
+    if (length == 0u) return false;
+    left = length;
+    if (passes > 0u) { /* the same again for the next rows */
+      passes--;
+      at[0] -= length * CLB_PIECE;
+      at[1] -= length * CLB_PIECE;
+      return true;
     }
-    next[0] = at[0];
-    next[1] = at[1];
-    at[0] += CLB_PIECE;
-    at[1] += CLB_PIECE;
-    piece++;
-    if (piece < slice.end) return true;
-    /* The slice is through: again for the next rows, or on to the next unit. */
-    passes--;
-    if (passes > 0u) {
-      rewind(gate_up_unit(a, shared.choice, unit, row_count));
-    } else {
-      unit += gridDim.x;
-    }
+    left = 0u;
+    if (!next.in(items)) return false;
+    const uint32_t expert = (next.item == CLB_NONE) ? a.expert_count : shared.choice.item_expert[next.item];
+    const uint32_t rows = (next.item == CLB_NONE) ? row_count : shared.choice.rows_of(expert);
+    const uint64_t from = (uint64_t)next.row_tile * (a.hidden / CLB_TILE * CLB_PIECE) + offset;
+    at[0] = reinterpret_cast<const unsigned char*>(shared.gate[expert] + from);
+    at[1] = reinterpret_cast<const unsigned char*>(shared.up[expert] + from);
+    left = length;
+    if (PASS_ROWS < MOST_ROWS) passes = max(clb_passes_of(rows, PASS_ROWS), 1u) - 1u;
+    next.advance(a, item_step, tile_step);
     return true;
   }
 };
 
 CLB_DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
 
+/* An item as a product sees it. */
+struct gate_up_rows {
+  uint32_t rows;
+  uint32_t first; /* of its places; NONE: the shared expert, whose places are the rows */
+
+  template <class Choices>
+  __device__ __forceinline__ gate_up_rows(const Choices& choice, uint32_t item, uint32_t row_count)
+      : rows(row_count), first(CLB_NONE) {
+    if (item == CLB_NONE) return;
+    const uint32_t expert = choice.item_expert[item];
+    rows = choice.rows_of(expert);
+    first = choice.first[expert];
+  }
+};
+
 template <class P, uint32_t STEPS, uint32_t STAGES, uint32_t MOST_ROWS, class Source>
-CLB_DEVICE void gate_up_pass(const clb_expert_gate_up_args& a, clb_ring<2, STAGES>& ring, Source& source,
-                             const clb_slice& slice, gate_up_shared<MOST_ROWS>& shared, const gate_up_unit& unit,
-                             uint32_t begin, uint32_t& parity) {
+CLB_DEVICE void gate_up_pass(const clb_expert_gate_up_args& a, clb_pair_ring<STAGES>& ring, Source& source,
+                             const clb_slice& slice, gate_up_shared<MOST_ROWS>& shared, const gate_up_rows& unit,
+                             uint32_t row_tile, uint32_t begin, uint32_t& parity) {
   const uint32_t lane = threadIdx.x % CLB_WARP;
   const bool routed = unit.first != CLB_NONE;
-  uint32_t offsets[STEPS];
+  clb_operand rows[STEPS];
 #pragma unroll
   for (uint32_t s = 0u; s < STEPS; s++) {
     const uint32_t i = begin + s * CLB_STEP + lane / 4u;
     uint32_t row = i;
-    if (i < unit.rows && routed) row = shared.choice.places[unit.first + i] / a.k_max;
-    offsets[s] = (i < unit.rows) ? row * a.hidden + lane % 4u * 4u : CLB_NONE;
+    rows[s].there = i < unit.rows;
+    if (rows[s].there && routed) row = shared.choice.places[unit.first + i] / a.k_max;
+    rows[s].at = a.input + (uint64_t)row * a.hidden + slice.begin * CLB_TILE + lane % 4u * 4u;
   }
-  clb_chunk<STEPS, (STEPS == 4u) ? 1u : (MOST_ROWS == CLB_STEP) ? 2u : 4u / STEPS> chunk;
-  chunk.read(a.input, offsets, slice.begin, slice.end);
   float sum[2][STEPS][4];
-  clb_multiply<P, 2, STEPS>(ring, source, slice, a.input, offsets, chunk, sum);
+  clb_multiply_pair<P, STEPS>(ring, source, slice.end - slice.begin, rows, sum);
 #pragma unroll
   for (uint32_t s = 0u; s < STEPS; s++) {
     shared.sums.put(parity, 0u, sum[0][s]);
@@ -134,7 +158,7 @@ CLB_DEVICE void gate_up_pass(const clb_expert_gate_up_args& a, clb_ring<2, STAGE
       const float2 up = shared.sums.template take<P>(parity, 1u);
       uint32_t* to =
           routed ? a.activation + (uint64_t)place * a.width : a.shared_activation + (uint64_t)place * a.shared_width;
-      clb_split_store<P>(to, unit.row_tile * CLB_TILE + threadIdx.x % 8u * 2u, silu(gate.x * scale) * (up.x * scale),
+      clb_split_store<P>(to, row_tile * CLB_TILE + threadIdx.x % 8u * 2u, silu(gate.x * scale) * (up.x * scale),
                          silu(gate.y * scale) * (up.y * scale));
     }
     parity ^= 1u;
@@ -162,15 +186,14 @@ CLB_DEVICE void gate_up(const clb_expert_gate_up_args& a) {
   shared.choice.clear(a.expert_count);
   __syncthreads();
   gate_up_source<MOST_ROWS, MOST_STEPS * CLB_STEP> source(a, shared, slice, count);
-  clb_ring<2, STAGES> ring(memory);
+  clb_pair_ring<STAGES> ring(memory);
   uint32_t started = 0u;
-  source.units = shared_tiles;
   ring.start(source, started);
   clb_wait_for_inputs();
   clb_release_dependents();
   const typename clb_choices<MOST_ROWS>::own own(a.indices, (a.expert_count > 0u) ? count * a.k_max : 0u);
   shared.choice.fill(own, a.k_max, a.expert_count);
-  source.units = shared_tiles + shared.choice.items * (a.width / CLB_TILE);
+  source.items = shared.choice.items;
   ring.start(source, started);
   ring.complete_start(started);
   for (uint32_t row = clb_group_warp(); row < count; row += CLB_WARPS) {
@@ -180,17 +203,17 @@ CLB_DEVICE void gate_up(const clb_expert_gate_up_args& a) {
   }
   uint32_t parity = 0u;
 #pragma unroll 1
-  for (uint32_t u = blockIdx.x; u < source.units; u += gridDim.x) {
-    const gate_up_unit unit(a, shared.choice, u, count);
+  for (gate_up_unit unit(a); unit.in(source.items); unit.advance(a, source.item_step, source.tile_step)) {
+    const gate_up_rows who(shared.choice, unit.item, count);
 #pragma unroll 1
-    for (uint32_t begin = 0u; begin < unit.rows; begin += MOST_STEPS * CLB_STEP) {
-      const uint32_t rows = unit.rows - begin;
+    for (uint32_t begin = 0u; begin < who.rows; begin += MOST_STEPS * CLB_STEP) {
+      const uint32_t rows = who.rows - begin;
       if (MOST_STEPS == 1u || rows <= 8u) {
-        gate_up_pass<P, 1>(a, ring, source, slice, shared, unit, begin, parity);
+        gate_up_pass<P, 1>(a, ring, source, slice, shared, who, unit.row_tile, begin, parity);
       } else if (rows <= 16u) {
-        gate_up_pass<P, 2>(a, ring, source, slice, shared, unit, begin, parity);
+        gate_up_pass<P, 2>(a, ring, source, slice, shared, who, unit.row_tile, begin, parity);
       } else {
-        gate_up_pass<P, MOST_STEPS>(a, ring, source, slice, shared, unit, begin, parity);
+        gate_up_pass<P, MOST_STEPS>(a, ring, source, slice, shared, who, unit.row_tile, begin, parity);
       }
     }
   }
@@ -207,12 +230,12 @@ extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, CLB_GATE_UP_BLO
   gate_up<clb_fp16, CLB_PASS_STEPS, GATE_UP_STAGES>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, CLB_GATE_UP_8_BLOCKS)
+extern "C" __global__ void __maxnreg__(80)
     clb_expert_gate_up_8_bf16(const __grid_constant__ clb_expert_gate_up_args a) {
   gate_up<clb_bf16, 1, GATE_UP_8_STAGES>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, CLB_GATE_UP_8_BLOCKS)
+extern "C" __global__ void __maxnreg__(80)
     clb_expert_gate_up_8_fp16(const __grid_constant__ clb_expert_gate_up_args a) {
   gate_up<clb_fp16, 1, GATE_UP_8_STAGES>(a);
 }

@@ -110,12 +110,114 @@ struct clb_choices {
   }
 };
 
-CLB_DEVICE uint32_t clb_passes_of(uint32_t rows, uint32_t pass_rows) { return (rows + pass_rows - 1u) / pass_rows; }
+/* ------------------------------------------------- two matrices as a stream */
 
-/* This lane's bytes of a piece of a matrix of `across` column tiles. */
-CLB_DEVICE const unsigned char* clb_lane_bytes(uint64_t weights, uint32_t row_tile, uint32_t across, uint32_t piece) {
-  return reinterpret_cast<const unsigned char*>(weights) + ((uint64_t)row_tile * across + piece) * CLB_PIECE +
-         threadIdx.x % CLB_WARP * 16u;
+/* The ring of few.cuh for two matrices, with less to do a stage. A source has `at`, this lane's bytes of the next piece
+   of each, `left`, how many there are in a row, and open(), which finds the next ones: false if there are none now. */
+template <uint32_t STAGES>
+struct clb_pair_ring {
+  static constexpr uint32_t stage_bytes = 2u * CLB_PIECE;
+  static constexpr uint32_t bytes = CLB_WARPS * STAGES * stage_bytes; /* of a group */
+  uint32_t first;                                                     /* this lane's bytes of stage 0 */
+  uint32_t read;                                                      /* of the stage that is read next */
+  uint32_t fill;                                                      /* of the one that is filled next */
+
+  __device__ __forceinline__ explicit clb_pair_ring(const void* memory) {
+    first = clb_shared_address(memory) + threadIdx.x / CLB_WARP * (STAGES * stage_bytes) + threadIdx.x % CLB_WARP * 16u;
+    read = first;
+    fill = first;
+  }
+
+  __device__ __forceinline__ uint32_t after(uint32_t stage) const {
+    return (stage == first + (STAGES - 1u) * stage_bytes) ? first : stage + stage_bytes;
+  }
+
+  template <class Source>
+  __device__ __forceinline__ bool refill(Source& source) {
+    if (source.left == 0u && !source.open()) return false;
+    clb_copy_async(fill, source.at[0]);
+    clb_copy_async(fill + CLB_PIECE, source.at[1]);
+    source.at[0] += CLB_PIECE;
+    source.at[1] += CLB_PIECE;
+    source.left--;
+    fill = after(fill);
+    return true;
+  }
+
+  /* Up to STAGES - 1 stages; `started` counts them over several calls. */
+  template <class Source>
+  __device__ __forceinline__ void start(Source& source, uint32_t& started) {
+    while (started < STAGES - 1u && refill(source)) {
+      clb_copies_end_group();
+      started++;
+    }
+  }
+
+  /* Groups must be STAGES - 1 before the first stage is read. */
+  __device__ __forceinline__ void complete_start(uint32_t started) {
+    for (; started < STAGES - 1u; started++)
+      clb_copies_end_group();
+  }
+
+  /* Operand A of both, once it is there; then refill the stage that was read before. */
+  template <class Source>
+  __device__ __forceinline__ void next(Source& source, uint4 (&a)[2]) {
+    clb_copies_wait<STAGES - 2u>();
+    a[0] = clb_read_shared(read);
+    a[1] = clb_read_shared(read + CLB_PIECE);
+    read = after(read);
+    (void)refill(source);
+    clb_copies_end_group();
+  }
+};
+
+/* Operand B of a step: where this lane reads its part of its row, at the warp's first column tile; or no row. */
+struct clb_operand {
+  const uint32_t* at;
+  bool there;
+};
+
+/* sum[m][s] = `tiles` column tiles of matrix m times step s. Operand B is read TILES column tiles ahead. */
+template <class P, uint32_t STEPS, uint32_t STAGES, class Source>
+CLB_DEVICE void clb_multiply_pair(clb_pair_ring<STAGES>& ring, Source& source, uint32_t tiles,
+                                  clb_operand (&rows)[STEPS], float (&sum)[2][STEPS][4]) {
+  constexpr uint32_t TILES = (STEPS == 1u) ? 4u : 8u / STEPS;
+  uint4 b[TILES][STEPS];
+#pragma unroll
+  for (uint32_t s = 0u; s < STEPS; s++) {
+#pragma unroll
+    for (uint32_t i = 0u; i < TILES; i++) {
+      b[i][s] = make_uint4(0u, 0u, 0u, 0u);
+      if (rows[s].there && i < tiles) b[i][s] = *reinterpret_cast<const uint4*>(rows[s].at + i * CLB_TILE);
+    }
+#pragma unroll
+    for (uint32_t i = 0u; i < 4u; i++)
+      sum[0][s][i] = sum[1][s][i] = 0.0f;
+  }
+#pragma unroll 1
+  for (uint32_t left = tiles; left > 0u;) {
+#pragma unroll
+    for (uint32_t i = 0u; i < TILES; i++) {
+      if (left == 0u) break;
+      left--;
+      uint4 a[2];
+      ring.next(source, a);
+#pragma unroll
+      for (uint32_t s = 0u; s < STEPS; s++) {
+        P::mma(sum[0][s], a[0], b[i][s].x, b[i][s].y);
+        P::mma(sum[1][s], a[1], b[i][s].x, b[i][s].y);
+        P::mma(sum[0][s], a[0], b[i][s].z, b[i][s].w);
+        P::mma(sum[1][s], a[1], b[i][s].z, b[i][s].w);
+        if (left >= TILES && rows[s].there)
+          b[i][s] = *reinterpret_cast<const uint4*>(rows[s].at + (i + TILES) * CLB_TILE);
+      }
+    }
+#pragma unroll
+    for (uint32_t s = 0u; s < STEPS; s++)
+      rows[s].at += TILES * CLB_TILE;
+  }
 }
+
+CLB_DEVICE uint32_t clb_passes_of(uint32_t rows, uint32_t pass_rows) { return (rows + pass_rows - 1u) / pass_rows; }
 
 #endif /* CLB_EXPERTS_CUH */

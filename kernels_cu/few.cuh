@@ -96,8 +96,9 @@ CLB_DEVICE uint4 clb_read_split(const uint32_t* input, uint32_t offset, uint32_t
 }
 
 /* Operand B of a few column tiles, AHEAD of their use: of 4 tiles for one step, 2 for two, else 1. */
-template <uint32_t STEPS, uint32_t TILES = (STEPS >= 4u) ? 1u : 4u / STEPS>
+template <uint32_t STEPS>
 struct clb_chunk {
+  static constexpr uint32_t TILES = (STEPS >= 4u) ? 1u : 4u / STEPS;
   uint4 b[TILES][STEPS];
 
   /* offsets: words from `input` to this lane's part of the row that column lane / 4 of each step takes. */
@@ -113,10 +114,11 @@ struct clb_chunk {
 
 /* sum[m][s] = this warp's slice of matrix m times step s. `chunk` holds operand B of the slice's first column tiles,
    and afterwards again, for the next product over the same rows. */
-template <class P, uint32_t MATRICES, uint32_t STEPS, uint32_t STAGES, class Source, uint32_t TILES>
+template <class P, uint32_t MATRICES, uint32_t STEPS, uint32_t STAGES, class Source>
 CLB_DEVICE void clb_multiply(clb_ring<MATRICES, STAGES>& ring, Source& source, const clb_slice& slice,
-                             const uint32_t* input, const uint32_t (&offsets)[STEPS], clb_chunk<STEPS, TILES>& chunk,
+                             const uint32_t* input, const uint32_t (&offsets)[STEPS], clb_chunk<STEPS>& chunk,
                              float (&sum)[MATRICES][STEPS][4]) {
+  constexpr uint32_t TILES = clb_chunk<STEPS>::TILES;
 #pragma unroll
   for (uint32_t m = 0u; m < MATRICES; m++)
 #pragma unroll
@@ -126,7 +128,7 @@ CLB_DEVICE void clb_multiply(clb_ring<MATRICES, STAGES>& ring, Source& source, c
         sum[m][s][i] = 0.0f;
 #pragma unroll 1
   for (uint32_t tile = slice.begin; tile < slice.end; tile += TILES) {
-    clb_chunk<STEPS, TILES> next;
+    clb_chunk<STEPS> next;
     const bool last = tile + TILES >= slice.end;
     next.read(input, offsets, last ? slice.begin : tile + TILES, slice.end);
 #pragma unroll

@@ -347,11 +347,11 @@ static void experts_few(builder* b, uint32_t layer) {
   const uint32_t up_units = b->rows * ranks * (desc->expert_width / CLB_TILE) + desc->shared_width / CLB_TILE;
   const uint32_t down_units = (b->rows * ranks + down.shared_parts) * divide_up(model->hidden, 2u * CLB_TILE);
   const uint32_t up_blocks = wanted_blocks(b, up_units, eight ? CLB_GATE_UP_8_BLOCKS : CLB_GATE_UP_BLOCKS);
-  const uint32_t down_blocks = wanted_blocks(b, down_units, CLB_DOWN_BLOCKS);
+  const uint32_t down_blocks = wanted_blocks(b, down_units, eight ? CLB_DOWN_8_BLOCKS : CLB_DOWN_BLOCKS);
   launch(b, eight ? CLB_CUDA_GATE_UP_8 : CLB_CUDA_GATE_UP, &up, (uint32_t[3]){up_blocks, 1u, 1u}, CLB_MATMUL_THREADS,
          eight ? CLB_GATE_UP_8_SHARED : CLB_GATE_UP_SHARED);
   launch(b, eight ? CLB_CUDA_DOWN_8 : CLB_CUDA_DOWN, &down, (uint32_t[3]){down_blocks, 1u, 1u}, CLB_MATMUL_THREADS,
-         CLB_DOWN_SHARED);
+         eight ? CLB_DOWN_8_SHARED : CLB_DOWN_SHARED);
 }
 
 /* One expert pair over many rows: the routed experts by bucket, or with `offsets` 0 a single expert over all rows. */

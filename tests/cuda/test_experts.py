@@ -185,9 +185,7 @@ def run_few(machine: harness.Machine, layer: Layer, *, general: bool = False) ->
     )  # fmt: skip
     eight = "8_" if case.tokens <= 8 and not general else ""
     for op, args in (("gate_up", gate_up), ("down", down)):
-        shared_bytes = kernel_abi.constant(
-            f"CLB_GATE_UP_{eight.upper()}SHARED" if op == "gate_up" else "CLB_DOWN_SHARED"
-        )
+        shared_bytes = kernel_abi.constant(f"CLB_{op}_{eight}SHARED".upper())
         machine.run(f"clb_expert_{op}_{eight}{precision}", args, grid=case.blocks, block=256, shared=shared_bytes)
     assert (machine.get(ticket) == 0).all()
     words = machine.get(activation).reshape(case.tokens, case.k, case.width)
