@@ -3,6 +3,7 @@
 
     python3 kernels_cu/build.py --out build/cubins            sm_80 and sm_90a (what CI compiles)
     python3 kernels_cu/build.py --out build/cubins --all      also sm_86, sm_89, sm_100, sm_120
+    python3 kernels_cu/build.py --out build/cubins --arch sm_90a    only this one
 
 Needs nvcc 13 (on PATH, or --nvcc, or $CUDA_HOME/bin/nvcc). Exits 1 iff a source does not compile, a kernel
 spills registers or uses a stack frame, or a kernel has other than one parameter; exits 3 iff there is no nvcc.
@@ -150,6 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="folder for cubins, PTX and manifest.json")
     parser.add_argument("--all", action="store_true", help=f"also {', '.join(MORE_ARCHES)} where nvcc has them")
+    parser.add_argument("--arch", action="append", help="only this one; may be repeated")
     parser.add_argument("--nvcc", help="the compiler; default: PATH, then $CUDA_HOME")
     parser.add_argument("sources", nargs="*", type=Path, help="default: every .cu beside this script")
     options = parser.parse_args()
@@ -157,7 +159,7 @@ def main() -> int:
     if nvcc is None:
         print("nvcc was not found: install the CUDA 13 toolkit, or pass --nvcc", file=sys.stderr)
         return 3
-    arches = list(DEFAULT_ARCHES)
+    arches = options.arch or list(DEFAULT_ARCHES)
     if options.all:
         known = run([nvcc, "--list-gpu-code"]).split()
         arches += [arch for arch in MORE_ARCHES if arch in known]

@@ -14,6 +14,7 @@ import cuda_harness
 import kernel_harness
 
 from colibrid.engine import device_cuda
+from colibrid.engine.library import CUBIN_FOLDER
 
 if TYPE_CHECKING:
     import ctypes
@@ -30,6 +31,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(scope="session")
 def cubins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All kernels and the trial's: those of the package if bench/gpu_check.sh has built them in, and they are new."""
+    if cuda_harness.is_current(CUBIN_FOLDER):
+        return CUBIN_FOLDER
     folder = tmp_path_factory.mktemp("cubins")
     if reason := cuda_harness.build_cubins(folder):
         pytest.skip(reason)

@@ -8,6 +8,7 @@ used by the callers.
 from __future__ import annotations
 
 import ctypes
+import json
 import mmap
 import os
 import shutil
@@ -72,10 +73,27 @@ def build_library(folder: Path) -> ctypes.CDLL | None:
     return library
 
 
+def kernel_sources() -> list[Path]:
+    """The kernels and the trial's."""
+    return [*sorted((ROOT / "kernels_cu").glob("*.cu")), HERE / "seam_kernels.cu"]
+
+
+def is_current(folder: Path) -> bool:
+    """Whether the folder holds images of all sources, newer than these and their headers."""
+    try:
+        made = (folder / "manifest.json").stat().st_mtime
+        held = {image["source"] for image in json.loads((folder / "manifest.json").read_text())["images"]}
+    except (OSError, ValueError, KeyError):
+        return False
+    sources = kernel_sources()
+    read = [*sources, *(ROOT / "kernels_cu").glob("*.*h")]
+    return {source.stem for source in sources} <= held and all(path.stat().st_mtime <= made for path in read)
+
+
 def build_cubins(folder: Path) -> str | None:
     """Compile all kernels and the trial's; None, or why not."""
     script = ROOT / "kernels_cu" / "build.py"
-    sources = [*map(str, sorted((ROOT / "kernels_cu").glob("*.cu"))), str(HERE / "seam_kernels.cu")]
+    sources = list(map(str, kernel_sources()))
     done = subprocess.run(
         [sys.executable, str(script), "--out", str(folder), *sources], capture_output=True, text=True, check=False
     )
