@@ -29,6 +29,8 @@ class Reference:
     """A pack's weights as float64, and the forward pass over them."""
 
     def __init__(self, pack: Path) -> None:
+        self.per_token: int | None = None  # experts of every token in MoE layers; None: the model's own
+        self.threshold = 0.0  # share of a token's largest weight below which experts are left out
         self.manifest: Manifest = open_pack(pack).manifest
         experts = {name for layer in self.manifest.layers for name in layer.expert_files}
         self._weights: dict[tuple[str | None, int | None, str], Array] = {}
@@ -121,8 +123,10 @@ class Reference:
         logits = normed @ self.weight("router", index).T
         scores = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores /= scores.sum(axis=1, keepdims=True)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, : layer.experts_per_token]  # ties to the lowest index
+        wanted = self.per_token or layer.experts_per_token
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :wanted]  # ties to the lowest index
         weights = np.take_along_axis(scores, best, axis=1)
+        weights = np.where(weights >= self.threshold * weights[:, :1], weights, 0.0)
         if layer.renormalise:
             weights = weights / weights.sum(axis=1, keepdims=True)
         weights = weights * layer.routed_scale

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-from in_process import ask
+from in_process import ask, crc32c
 from random_cases import CUDA_CASES, prompts_of
+from random_checkpoints import write_checkpoint
+from reference import Reference
+
+from colibrid.model.convert import convert
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +21,7 @@ if TYPE_CHECKING:
 CASE = CUDA_CASES[0]  # three layers, the second one dense; 2 of 4 experts a token
 PROMPTS = [prompts_of(CASE)[1][:length] for length in (6, 21)]
 NEW = 4
+ALL = 20  # ids of the vocabulary: their list is the whole distribution
 OPTIONS = {"slots": 3, "max_seq_len": 64, "prefill_chunk": 16, "prefill_tokens": 64}
 
 
@@ -70,3 +76,24 @@ def test_more_experts_than_the_models_own(backend: Backend, pack: Path) -> None:
         (above,) = engine.run(requests[2:])
     assert answers[0].records == own.records
     assert above.status == 1
+
+
+def test_policies_mean_what_the_formula_says(backend: Backend, tmp_path: Path) -> None:
+    """Fewer and more experts a token and thresholds, mixed within one batch: each request's logits are the reference's."""
+    case = CUDA_CASES[2]  # renormalised weights
+    convert(write_checkpoint(case, tmp_path / "hf"), tmp_path / "flat", crc32c=crc32c, backend="any")
+    reference = Reference(tmp_path / "flat")
+    prompt = prompts_of(case)[1][:16]
+    policies = [(0, 0.0), (1, 0.0), (3, 0.0), (0, 0.5), (3, 0.25)]
+    layers = len(reference.manifest.layers)
+    requests = [ask(prompt, 1, top=ALL, prompt_top=ALL, policy=[policy] * layers) for policy in policies]
+    with backend.open(backend.pack(case, tmp_path), slots=5, max_seq_len=64, experts_most=3) as engine:
+        answers = engine.run(requests)
+    for (per_token, threshold), answer in zip(policies, answers, strict=True):
+        reference.per_token, reference.threshold = per_token or None, threshold
+        expected = reference.log_softmax(prompt)
+        got = np.full_like(expected, np.nan)
+        for row, record in zip(got, [*answer.prompt[1:], answer.records[0]], strict=True):
+            row[[token for token, _ in record.top]] = [logprob for _, logprob in record.top]
+        errors = np.abs(got - expected).max(axis=1)
+        assert np.quantile(errors, 0.8) < (1e-3 if backend.device is None else 3e-2), (per_token, threshold)

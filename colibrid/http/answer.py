@@ -90,7 +90,7 @@ def json_response(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
-async def _within(request: web.Request, timeout_s: float | None, work: Awaitable[None]) -> None:
+async def within(request: web.Request, timeout_s: float | None, work: Awaitable[None]) -> None:
     """Waits for `work` until the request is `timeout_s` old. Raises RequestTimeoutError."""
     if timeout_s is None:
         await work
@@ -114,7 +114,7 @@ async def _whole(
         async for delta in choice.deltas():
             target.take(delta)
 
-    await _within(request, timeout_s, choices.each(collect))
+    await within(request, timeout_s, choices.each(collect))
     usage = _note(request, state, choices)
     parts = []
     for choice in choices.best():
@@ -144,7 +144,7 @@ async def _streamed(
             await stream.send(target.closing())
 
         try:
-            await _within(request, timeout_s, choices.each(forward))
+            await within(request, timeout_s, choices.each(forward))
             usage = writer.usage_event(_note(request, state, choices))
             if usage:
                 await stream.send(usage)

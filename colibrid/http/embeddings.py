@@ -15,6 +15,7 @@ from aiohttp import web
 
 from colibrid.batch.request import GenerateRequest, Sampling
 from colibrid.errors import EngineFaultError, OverloadedError, RequestError
+from colibrid.http.answer import within
 from colibrid.http.body import read_body
 from colibrid.http.context import current
 from colibrid.http.limits import MAX_INPUTS
@@ -40,7 +41,8 @@ async def embeddings(request: web.Request) -> web.Response:
     state = request.app[STATE]
     body = await read_body(request, EmbeddingsBody, EMBEDDINGS_REFUSED, "input")
     requests = await _requests(body, state)
-    results = await _run(requests, state.scheduler)
+    results: list[GenerateResult] = []
+    await within(request, body.timeout_s, _run(requests, state.scheduler, results))
     usage = _note(request, state, results)
     size = body.dimensions or state.scheduler.info.hidden
 
@@ -84,14 +86,15 @@ async def _requests(body: EmbeddingsBody, state: AppState) -> list[GenerateReque
             max_tokens=0,
             sampling=Sampling(seed=0),
             experts=policy,
+            priority=body.priority or 0,
             pooling=state.settings.embeddings.pooling,
         )
         for index, prompt in enumerate(prompts)
     ]
 
 
-async def _run(requests: Sequence[GenerateRequest], scheduler: GenerationService) -> list[GenerateResult]:
-    """The results in order.
+async def _run(requests: Sequence[GenerateRequest], scheduler: GenerationService, found: list[GenerateResult]) -> None:
+    """Adds the results to `found`, in order.
 
     As many texts as there are slots are under way at once, so that a long list leaves the queue to others. The first
     ones are refused as any request is when the queue is full; the others wait for room.
@@ -115,7 +118,7 @@ async def _run(requests: Sequence[GenerateRequest], scheduler: GenerationService
         for generation in running:
             generation.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return [results[index] for index in range(len(requests))]
+    found.extend(results[index] for index in range(len(requests)))
 
 
 async def _submit(request: GenerateRequest, scheduler: GenerationService) -> Generation:

@@ -294,6 +294,14 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=-1, lt=1 << 31)] | None,
         _doc("keep the last n tokens of each text; -1: as many as the context holds; 0 is refused"),
     ] = None
+    priority: Annotated[
+        Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None,
+        _doc("of requests that wait, a lower one is served earlier; default 0"),
+    ] = None
+    timeout_s: Annotated[
+        Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None,
+        _doc("504 when the answer takes longer; counted from the head of the request"),
+    ] = None
     user: Annotated[str | None, _doc("accepted, not used")] = None
     experts: Annotated[Experts | None, _doc("absent: experts.embed of the settings; reported in usage.experts")] = None
 
@@ -370,6 +378,4 @@ EMBEDDINGS_REFUSED: dict[str, Refused] = {
     "stream": Refused((False,)),
     "messages": Refused((), "send their text as input"),
     "dtype": Refused(("float32",), "embeddings are float32"),
-    "priority": Refused((0,)),
-    "timeout_s": Refused((), "leave it out and close the connection to cancel"),
 }

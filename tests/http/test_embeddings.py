@@ -13,10 +13,10 @@ import pytest
 
 from colibrid.errors import EngineFaultError, OverloadedError
 from colibrid.http.embeddings import shortened
-from tests.http.conftest import pooled
+from tests.http.conftest import FakeGeneration, pooled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from tests.http.conftest import Server
 
@@ -138,6 +138,23 @@ async def test_texts_can_be_truncated(server: Server) -> None:
     assert server.service.last.prompt_ids == (3, 4)
     await server.post(ROUTE, {"input": [5] * 3000, "truncate_prompt_tokens": -1})
     assert len(server.service.last.prompt_ids) == 2048
+
+
+@pytest.mark.fields("/v1/embeddings", "priority", "timeout_s")
+async def test_urgency_and_patience(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """priority reaches the scheduler; an answer that takes longer than timeout_s is 504, and nothing goes on running."""
+    await server.post(ROUTE, {"input": [1], "priority": -3})
+    assert server.service.last.priority == -3
+
+    async def late(self: FakeGeneration) -> AsyncIterator[list[Any]]:
+        await asyncio.sleep(60)
+        yield []
+
+    monkeypatch.setattr(FakeGeneration, "__aiter__", late)
+    answer = await server.post(ROUTE, {"input": [[1], [2]], "timeout_s": 0.1})
+    assert answer.status == 504
+    assert answer.error["param"] == "timeout_s"
+    assert not server.service.live
 
 
 async def test_batch_dependence_is_told(server: Server) -> None:
