@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import openai
 import pydantic
 import pytest
+from daemon_process import DEADLINE_S, DaemonProcess
 from jsonschema import Draft202012Validator
 from live_server import Live, serving
 from schemas import schemas
@@ -228,3 +233,48 @@ async def test_the_model_calls_by_itself(live: Live, stream: bool) -> None:
         choice = await ask([{"role": "user", "content": "What is the capital of Norway?"}])
         assert choice.message.content == "The capital of Norway is Oslo."
         assert not choice.message.tool_calls
+
+
+def children_of(pid: int) -> set[int]:
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def test_the_daemon_ends_with_its_helpers(tmp_path: Path) -> None:
+    """The process that tries grammars out comes with the first grammar and goes with the daemon, even killed."""
+    with DaemonProcess(tmp_path) as daemon:
+        daemon.wait_ready()
+        before = children_of(daemon.process.pid)
+        request = {"prompt": "Hi", "structured_outputs": {"choice": ["Oslo"]}}
+        status, answer = daemon.request("POST", COMPLETIONS, request)
+        assert (status, answer["choices"][0]["text"]) == (200, "Oslo")
+        (helper,) = children_of(daemon.process.pid) - before
+        os.kill(helper, signal.SIGKILL)
+        status, _ = daemon.request("POST", COMPLETIONS, {"prompt": "Hi", "structured_outputs": {"choice": ["Rome"]}})
+        assert status == 200
+        (helper,) = children_of(daemon.process.pid) - before
+        daemon.process.send_signal(signal.SIGTERM)
+        assert daemon.process.wait(DEADLINE_S) == 0
+        assert gone({helper})
+    with DaemonProcess(tmp_path) as daemon:
+        daemon.wait_ready()
+        daemon.request("POST", COMPLETIONS, {"prompt": "Hi", "structured_outputs": {"choice": ["Oslo"]}})
+        helpers = children_of(daemon.process.pid)
+        daemon.process.kill()
+        assert gone(helpers)
+
+
+def gone(pids: set[int]) -> bool:
+    """True once none of them runs."""
+    deadline = time.monotonic() + DEADLINE_S
+    while any(map(runs, pids)):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

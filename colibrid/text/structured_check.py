@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from colibrid.text.structured_limits import CHECK_CPU_S, CHECK_IDLE_S, CHECK_WAL
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _PROGRAM = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from colibrid.text.structured_child import main; main()"
 _LENGTH = struct.Struct("<I")
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # not what its own limits do to it
+_TOO_COMPLEX = f"it is too complex: to compile it takes more than {CHECK_CPU_S} s, or too much memory"
 
 
 class GrammarChecker:
@@ -26,6 +29,7 @@ class GrammarChecker:
         self._waiting = 0
         self._process: asyncio.subprocess.Process | None = None
         self._retirement: asyncio.TimerHandle | None = None
+        self._ended_from_outside = False  # the last process that gave no answer
 
     @property
     def pid(self) -> int | None:
@@ -49,6 +53,16 @@ class GrammarChecker:
 
     async def _ask(self, grammar: str) -> str:
         self._keep()
+        try:
+            answer = await self._answer(grammar)
+            if answer is None and self._ended_from_outside:
+                answer = await self._answer(grammar)
+            return _TOO_COMPLEX if answer is None else answer
+        finally:
+            self._retire_later()
+
+    async def _answer(self, grammar: str) -> str | None:
+        """None if there is no answer, and then no process either."""
         done = False
         try:
             process = await self._started()
@@ -61,16 +75,20 @@ class GrammarChecker:
                 (length,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
                 answer = (await process.stdout.readexactly(length)).decode()
             done = True
-        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-            return f"it is too complex: to compile it takes more than {CHECK_CPU_S} s, or too much memory"
+        except TimeoutError:
+            return None
+        except (asyncio.IncompleteReadError, OSError, RuntimeError):  # uvloop says RuntimeError of a closed pipe
+            if self._process is not None:
+                self._ended_from_outside = await self._process.wait() in _FROM_OUTSIDE
+            return None
         else:
             return answer
         finally:
             if not done:  # also when the client has left: the answer would be taken for that of the next grammar
                 await self._end()
-            self._retire_later()
 
     async def _started(self) -> asyncio.subprocess.Process:
+        self._ended_from_outside = False
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,

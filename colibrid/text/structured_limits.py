@@ -14,7 +14,7 @@ CHECK_CPU_S = 2  # to compile a grammar, in the process that tries it out
 CHECK_WALL_S = 30.0  # the same on the clock: the machine may be busy
 CHECK_MEMORY_BYTES = 2 << 30  # address space of that process
 CHECK_IDLE_S = 60.0  # it ends when it has had nothing to do for so long
-MAX_WAITING = 64  # grammars that wait to be compiled; beyond it 503
+MAX_WAITING = 256  # grammars that wait to be compiled; beyond it 503
 
 CACHED_GRAMMARS = 64  # compiled, and refused ones
 CACHED_CHARS = 4 << 20  # of their texts
