@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _SLICE = 1 << 16  # bytes, about a millisecond
 # A string, also one that the text breaks off in; possessive, so that no text takes more than one pass.
-_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:(")|\\?\Z)', re.DOTALL)
+_REST = rb'(?:[^"\\]++|\\.)*+(")?'
+_STRINGS = re.compile(b'"' + _REST, re.DOTALL)
+_REST_OF_STRING = re.compile(_REST, re.DOTALL)
 _STEPS = bytes(2 if byte in b"[{" else 0 if byte in b"]}" else 1 for byte in range(256))  # depth change + 1
 _COUNTED = (b"[", b"{", b",", b":", b'"')
 _MARKS = b'[]{},:"'
@@ -78,18 +80,27 @@ def _excess(counts: Sequence[int]) -> str | None:
     return f"{MAX_JSON_VALUES} values" if commas > MAX_JSON_VALUES else None
 
 
-def _structure(raw: bytes) -> Iterator[bytes]:
+def _structure(text: bytes) -> Iterator[bytes]:
     """Brackets, commas, colons and the quotes of strings, without what is in them, slice by slice."""
-    start = 0
-    while start < len(raw):
-        end = min(start + _SLICE, len(raw))
-        for string in _STRINGS.finditer(raw, start, end):
-            if string.group(1) is None:  # the slice ends inside of it
-                whole = _STRINGS.match(raw, string.start())
-                assert whole is not None, "a string begins here"
-                end = whole.end()
-        yield _STRINGS.sub(b'""', raw[start:end]).translate(None, _OTHERS)
+    start, inside = 0, False  # of a string that began in an earlier slice
+    while start < len(text):
+        end = _slice_end(text, start)
+        part = text[start:end]
+        if inside:
+            rest = _REST_OF_STRING.match(part)
+            assert rest is not None, "it matches nothing as well"
+            inside, part = rest.group(1) is None, part[rest.end() :]
+        for string in _STRINGS.finditer(part):
+            inside = string.group(1) is None
+        yield _STRINGS.sub(b'""', part).translate(None, _OTHERS)
         start = end
+
+
+def _slice_end(text: bytes, start: int) -> int:
+    """Where the slice from `start` ends: never between a backslash and what it escapes."""
+    end = min(start + _SLICE, len(text))
+    slashes = end - start - len(text[start:end].rstrip(b"\\"))
+    return min(end + slashes % 2, len(text))
 
 
 def _levels(structure: bytes, depth: int) -> tuple[int, int]:
