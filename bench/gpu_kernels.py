@@ -30,7 +30,7 @@ from gpu_bench import measure_copy  # noqa: E402 - found through the path above
 WEIGHT_BYTES = 6 << 30
 BLOCK = 64 << 20
 BATCHES = (1, 8, 32, 64)
-PROMPT = 2048
+PROMPTS = (64, 128, 512, 2048)
 EPSILON = 1e-6
 
 
@@ -66,7 +66,7 @@ class Bench:
         self.library = library
         self.machine = harness.OnGpu(library, cubins, arena_bytes=18 << 30)
         self.multiprocessors = self.machine.gpu.device.info.multiprocessors
-        self.blocks = 2 * self.multiprocessors
+        self.many_blocks = self.multiprocessors * (1 if self.machine.gpu.device.info.capability == (9, 0) else 2)
         rng = np.random.default_rng(1)
         bits = harness.to_half(rng.normal(0, 0.02, BLOCK // 2), "bf16")
         self.weights = self.machine.put(bits)
@@ -78,6 +78,9 @@ class Bench:
 
     def split(self, rows: int, cols: int) -> int:
         return self.machine.put(harness.split_rows(self.rng.normal(0, 1, (rows, cols)).astype(np.float32), "bf16"))
+
+    def half(self, rows: int, cols: int) -> int:
+        return self.machine.put(harness.half_rows(self.rng.normal(0, 1, (rows, cols)).astype(np.float32)))
 
     def space(self, *shape: int) -> int:
         return self.machine.put(np.zeros(shape, np.float32))
@@ -96,7 +99,22 @@ class Bench:
         us = float(np.median(ms)) * 1e3 / (per or len(launches))
         self.rows.append({"op": op, "shape": shape, "us": us, "gbs": moved / us / 1e3, "tflops": flops / us / 1e6})
 
-    def linear_launches(self, rows: int, cols: int, batch: int, *, residual: bool, many: bool, sets: int) -> Any:
+    def linear_many(self, name: str, rows: int, cols: int, batch: int, *, residual: bool) -> None:
+        bytes_each = rows * cols * 2
+        common = {
+            "input": self.half(batch, cols), "sumsq": self.space(batch, -(-cols // 64)) if not residual else 0,
+            "row_count": self.machine.put(np.array([batch], np.uint32)), "rows": rows, "cols": cols, "epsilon": EPSILON,
+            "output_stride": rows, "next_norm": self.space(rows), "next_input": self.half(batch, rows),
+            "next_sumsq": self.space(batch, -(-rows // 64)), "residual" if residual else "output": self.space(batch, rows),
+        }  # fmt: skip
+        struct = kernel_abi.struct("clb_matmul_many_args")
+        args = [struct(weights=self.weights + i * bytes_each, **common) for i in range(16)]
+        launch = harness.many_launch(self.machine, self.many_blocks)
+        launches = [self.machine.launch("clb_linear_many_bf16", a, **launch) for a in args]
+        flops = 2.0 * batch * rows * cols
+        self.time(name, f"{rows} x {cols}, {batch} rows", launches, args, moved=bytes_each, flops=flops)
+
+    def linear_launches(self, rows: int, cols: int, batch: int, *, residual: bool, sets: int) -> Any:
         """One launch a set of weights, and what must stay alive."""
         bytes_each = rows * cols * 2
         common = {
@@ -108,14 +126,12 @@ class Bench:
         }  # fmt: skip
         struct = kernel_abi.struct("clb_matmul_args")
         args = [struct(weights=self.weights + i * bytes_each, **common) for i in range(sets)]
-        kernel, grid, shared = self.linear_kernel(rows // 16, batch, many=many)
+        kernel, grid, shared = self.linear_kernel(rows // 16, batch)
         return [self.machine.launch(f"{kernel}_bf16", a, grid=grid, block=256, shared=shared) for a in args], args
 
-    def linear_kernel(self, tiles: int, batch: int, *, many: bool) -> tuple[str, Any, int]:
+    def linear_kernel(self, tiles: int, batch: int) -> tuple[str, Any, int]:
         """Kernel, grid and dynamic shared memory as engine_c/src/cuda_step.c chooses them."""
         constant, blocks = kernel_abi.constant, self.multiprocessors
-        if many:
-            return "clb_linear_many", (-(-batch // 64), -(-tiles // 8)), constant("CLB_MANY_SHARED")
         if batch <= 8:
             shared = constant(f"CLB_LINEAR_8_SHARED{'_ONE' if tiles <= blocks else ''}")
             return "clb_linear_8", min(tiles, blocks * constant("CLB_LINEAR_8_BLOCKS")), shared
@@ -124,10 +140,10 @@ class Bench:
             return "clb_linear_cluster", max(1, blocks // cluster) * cluster, constant("CLB_LINEAR_SHARED")
         return "clb_linear", blocks, constant("CLB_LINEAR_SHARED")
 
-    def linear(self, name: str, rows: int, cols: int, batch: int, *, residual: bool, many: bool = False) -> None:
+    def linear(self, name: str, rows: int, cols: int, batch: int, *, residual: bool) -> None:
         bytes_each = rows * cols * 2
         sets = min(48, WEIGHT_BYTES // bytes_each)
-        launches, args = self.linear_launches(rows, cols, batch, residual=residual, many=many, sets=sets)
+        launches, args = self.linear_launches(rows, cols, batch, residual=residual, sets=sets)
         flops = 2.0 * batch * rows * cols
         self.time(name, f"{rows} x {cols}, {batch} rows", launches, args, moved=bytes_each, flops=flops)
 
@@ -260,9 +276,9 @@ class Bench:
         sets = len(up)
         rows = q + 2 * heads.kv_heads * heads.head_dim
         nodes: dict[str, Any] = {
-            "qkv": self.linear_launches(rows, hidden, batch, residual=False, many=False, sets=sets),
+            "qkv": self.linear_launches(rows, hidden, batch, residual=False, sets=sets),
             "attend": self.attend_launches(heads, batch, context, sets),
-            "out": self.linear_launches(hidden, q, batch, residual=True, many=False, sets=sets),
+            "out": self.linear_launches(hidden, q, batch, residual=True, sets=sets),
             "route": self.route_launches(model.experts, model.k, hidden, batch, sets, self.space(batch, model.k)),
             "gate_up": (up, kept), "down": (down, kept),
         }  # fmt: skip
@@ -281,18 +297,56 @@ class Bench:
         put = self.machine.put
         common = {
             "offsets": put(offsets), "tokens": put(places // k), "places": put(places), "row_count": put(np.array([rows], np.uint32)),
-            "input": self.split(rows, hidden), "sumsq": self.space(rows, hidden // 16), "activation": self.split(rows * k, width),
+            "input": self.half(rows, hidden), "sumsq": self.space(rows, -(-hidden // 64)), "activation": self.half(rows * k, width),
             "partial": self.space(rows * k, hidden), "expert_count": experts, "hidden": hidden, "width": width, "epsilon": EPSILON,
         }  # fmt: skip
         args = [kernel_abi.struct("clb_expert_many_args")(experts=table, **common) for table, _ in layers]
         flops = 2.0 * rows * k * hidden * width
         for op, factor in (("gate_up", 2), ("down", 1)):
             launches = [
-                self.machine.launch(f"clb_expert_{op}_many_bf16", a, grid=self.blocks, block=256, shared=65536)
+                self.machine.launch(
+                    f"clb_expert_{op}_many_bf16", a, **harness.many_launch(self.machine, self.many_blocks)
+                )
                 for a in args
             ]
             moved = factor * 2.0 * experts * hidden * width
             self.time(f"{op}_many", f"{model}, {rows} rows", launches, args, moved=moved, flops=factor * flops)
+
+    def attention(self, heads: int, kv_heads: int, head_dim: int, rows: int) -> None:
+        q, kv = heads * head_dim, kv_heads * head_dim
+        put = self.machine.put
+        slot = kernel_abi.struct("clb_device_slot")(own_run=self.space(2, kv_heads, rows, head_dim), own_capacity=rows)
+        table = np.zeros((rows, 4), np.uint32)
+        table[:, 1] = np.arange(rows)
+        dims = kernel_abi.struct("clb_attention_dims")(
+            heads=heads, kv_heads=kv_heads, head_dim=head_dim, qk_norm=1, scale=head_dim**-0.5, epsilon=EPSILON
+        )
+        args = kernel_abi.struct("clb_prefill_attention_args")(
+            qkv=put(self.rng.normal(0, 1, (rows, q + 2 * kv)).astype(np.float32)), rope=self.space(rows, head_dim),
+            q_norm=self.space(head_dim), k_norm=self.space(head_dim), rows=put(table),
+            row_count=put(np.array([rows], np.uint32)), slots=put(np.frombuffer(bytes(slot), np.uint8)),
+            attended=self.half(rows, q), shape=dims,
+        )  # fmt: skip
+        most = min(heads // kv_heads, kernel_abi.constant("CLB_FLASH_HEADS"))
+        grid = (heads // most, -(-rows // (kernel_abi.constant("CLB_FLASH_PAIRS") // most)))
+        append = self.machine.launch("clb_append_fp16", args, grid=rows, block=128)
+        attend = self.machine.launch(
+            "clb_attend_many_fp16", args, grid=grid, block=kernel_abi.constant("CLB_FLASH_THREADS"),
+            shared=kernel_abi.constant("CLB_FLASH_SHARED"),
+        )  # fmt: skip
+        shape, flops = f"{heads} / {kv_heads} x {head_dim}, {rows} rows", 2.0 * q * rows * (rows + 1)
+        self.time("append", shape, [append] * 16, [args], moved=rows * (2.0 * q + 3 * kv) * 4)
+        self.time("attend_many", shape, [attend] * 16, [args], moved=rows * q * 6.0, flops=flops)
+
+    def combine(self, hidden: int, k: int, rows: int) -> None:
+        args = kernel_abi.struct("clb_combine_args")(
+            partial=self.weights, indices=self.machine.put(np.zeros((rows, k), np.uint32)), weights=self.space(rows, k),
+            row_count=self.machine.put(np.array([rows], np.uint32)), residual=self.space(rows, hidden),
+            next_norm=self.space(hidden), next_half=self.half(rows, hidden), next_sumsq=self.space(rows, -(-hidden // 64)),
+            k_max=k, hidden=hidden,
+        )  # fmt: skip
+        launches = [self.machine.launch("clb_combine_bf16", args, grid=rows, block=256)] * 16
+        self.time("combine", f"{hidden}, k {k}, {rows} rows", launches, [args], moved=rows * hidden * (k * 4.0 + 10))
 
     def router(self, experts: int, hidden: int, rows: int) -> None:
         args = kernel_abi.struct("clb_router_logits_args")(
@@ -300,7 +354,7 @@ class Bench:
             sumsq=self.space(rows, hidden // 16), row_count=self.machine.put(np.array([rows], np.uint32)),
             logits=self.space(rows, experts), experts=experts, hidden=hidden, epsilon=EPSILON,
         )  # fmt: skip
-        grid = ((experts + 4) // 4, -(-rows // 8))
+        grid = (-(-experts // 32), -(-rows // 32))
         launches = [self.machine.launch("clb_router_logits", args, grid=grid, block=256)] * 16
         self.time("router_logits", f"{experts} x {hidden}, {rows} rows", launches, [args], moved=4.0 * experts * hidden)
 
@@ -309,6 +363,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cubins", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--prompts", action="store_true", help="the kernels of prompts only")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         library = cuda_harness.build_library(Path(folder))
@@ -317,7 +372,7 @@ def main() -> int:
         roof = measure_copy(copy)
         copy.close()
         bench = Bench(library, options.cubins)
-        for batch in BATCHES:
+        for batch in () if options.prompts else BATCHES:
             bench.linear("qkv", 5120, 2048, batch, residual=False)
             bench.linear("out", 2048, 4096, batch, residual=True)
             bench.experts("qwen3-30b", 128, 8, 2048, 768, 0, batch)
@@ -328,10 +383,13 @@ def main() -> int:
             for name, layer in LAYERS.items():
                 bench.decode_layer(name, layer, batch, 512)
             bench.linear("head", 151936, 2048, batch, residual=False)
-        bench.linear("qkv_many", 5120, 2048, PROMPT, residual=False, many=True)
-        bench.linear("out_many", 2048, 4096, PROMPT, residual=True, many=True)
-        bench.prompts("qwen3-30b", 128, 8, 2048, 768, PROMPT)
-        bench.router(128, 2048, PROMPT)
+        for rows in PROMPTS:
+            bench.linear_many("qkv_many", 5120, 2048, rows, residual=False)
+            bench.linear_many("out_many", 2048, 4096, rows, residual=True)
+            bench.prompts("qwen3-30b", 128, 8, 2048, 768, rows)
+            bench.attention(32, 4, 128, rows)
+            bench.combine(2048, 8, rows)
+            bench.router(128, 2048, rows)
         bench.machine.close()
     options.out.write_text(json.dumps({"copy_gbs": roof, "kernels": bench.rows}, indent=1) + "\n")
     print(f"copy {roof:.0f} GB/s\n{'op':24} {'shape':38} {'us':>9} {'GB/s':>7} {'% of roof':>9} {'TFLOP/s':>8}")

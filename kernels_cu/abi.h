@@ -19,6 +19,9 @@
  *                 for 16 columns: lane q of 4 owns 16 bytes = {high of columns 2q, 2q+1 | high of 2q+8, 2q+9 |
  *                 low of 2q, 2q+1 | low of 2q+8, 2q+9}: two registers of operand B, twice. fp16 halves hold the value
  *                 times CLB_SPLIT_FP16_SCALE.
+ *   half rows     (T, cols) fp16, row-major, the value times CLB_SPLIT_FP16_SCALE: input of the many-row kernels
+ * whatever the weights' type (docs/decisions/0015-prompts-on-tensor-cores.md). Sums of squares that go with half rows
+ * are one for CLB_HALF_SUM columns.
  */
 #ifndef CLB_KERNELS_ABI_H
 #define CLB_KERNELS_ABI_H
@@ -37,6 +40,7 @@
 
 #define CLB_NONE 0xffffffffu           /* no slot, no expert */
 #define CLB_TILE 16u                   /* rows and columns of a tile; partial sums of squares are one a tile */
+#define CLB_HALF_SUM 64u               /* columns of one sum of squares that goes with half rows */
 #define CLB_FEW_ROWS 64u               /* most rows of the few-row kernels, of a decode step, of the head */
 #define CLB_SPLIT_FP16_SCALE 0.015625f /* a power of two: residuals up to 4e6 fit */
 #define CLB_MATMUL_THREADS 256u        /* all matrix kernels: 8 warps */
@@ -55,8 +59,16 @@
 #define CLB_DOWN_8_BLOCKS 2u
 #define CLB_DOWN_8_SHARED 49152u
 #define CLB_SHARED_MAX_PARTS 8u /* of the shared expert's columns, see clb_expert_down_args */
+/* The many-row kernels: the form on mma.sync, and where the GPU has wgmma (compute capability 9.0) that on wgmma. */
 #define CLB_MANY_BLOCKS 2u
-#define CLB_MANY_SHARED 65536u
+#define CLB_MANY_SHARED 73728u
+#define CLB_MANY_WIDE_THREADS 384u
+#define CLB_MANY_WIDE_BLOCKS 1u
+#define CLB_MANY_WIDE_SHARED 197632u
+#define CLB_FLASH_THREADS 256u
+#define CLB_FLASH_SHARED 98304u
+#define CLB_FLASH_PAIRS 128u /* of row and query head that a block of prompts' attention takes */
+#define CLB_FLASH_HEADS 16u  /* most query heads of them */
 
 /* ------------------------------------------------------- state between steps */
 
@@ -184,39 +196,38 @@ typedef struct clb_embed_args {
   CLB_DEVICE_PTR(clb_row) rows;                /* (max_rows) */
   CLB_DEVICE_PTR(const uint32_t) row_count;    /* (1) */
   CLB_DEVICE_PTR(float) residual;              /* (T, d) */
-  CLB_DEVICE_PTR(uint32_t) input;              /* (T, d) split rows */
-  CLB_DEVICE_PTR(float) sumsq;                 /* (T, d / 16) */
+  CLB_DEVICE_PTR(uint32_t) input;              /* (T, d) split rows, or NULL */
+  CLB_DEVICE_PTR(uint16_t) half_input;         /* (T, d) half rows; with input NULL */
+  CLB_DEVICE_PTR(float) sumsq;                 /* (T, d / 16); with half_input (T, d / CLB_HALF_SUM rounded up) */
   CLB_DEVICE_PTR(float) rope;                  /* (T, head_dim) */
   uint32_t hidden;                             /* d, a multiple of 16 */
   uint32_t head_dim;
   float rope_scale;
   uint32_t reserved;
 } clb_embed_args;
-CLB_SIZE_ASSERT(clb_embed_args, 104);
+CLB_SIZE_ASSERT(clb_embed_args, 112);
 
 /* ------------------------------------------------------------------ matrices */
 
-/* clb_linear_{bf16,fp16} (at most 64 rows), clb_linear_8_{bf16,fp16} (at most 8) and clb_linear_many_{bf16,fp16} (any
-   number):
+/* clb_linear_{bf16,fp16} (at most 64 rows) and clb_linear_8_{bf16,fp16} (at most 8):
      y[t][r] = norm(t) * sum_c weights[r][c] * input[t][c] + bias[r],   norm(t) = 1 / sqrt(sum of sumsq[t] / cols + eps)
    With `residual`: x = residual[t][r] + y goes back to residual, x * next_norm[r] to next_input, and the sums of x * x
    over 16 rows of the matrix to next_sumsq. Otherwise y goes to output, and with `candidates` each row tile says its
    largest y and where (the lowest row of equal ones); NaN if one of its 16 values is not finite.
-   Grids: few rows: at most a block a row tile and CLB_LINEAR_BLOCKS a multiprocessor; many (max_rows / 64 rounded up,
-   rows / 128 rounded up). */
+   Grid: at most a block a row tile and CLB_LINEAR_BLOCKS a multiprocessor. */
 typedef struct clb_matmul_args {
   CLB_DEVICE_PTR(const uint32_t) weights;    /* (rows, cols) mma weights */
   CLB_DEVICE_PTR(const float) bias;          /* (rows) or NULL */
   CLB_DEVICE_PTR(const uint32_t) input;      /* (., cols) split rows */
   CLB_DEVICE_PTR(const float) sumsq;         /* (., sumsq_count) of input, or NULL: norm(t) = 1 */
-  CLB_DEVICE_PTR(const uint32_t) input_rows; /* (T): input and sumsq row of each row; NULL: identity. Few rows only */
+  CLB_DEVICE_PTR(const uint32_t) input_rows; /* (T): input and sumsq row of each row; NULL: identity */
   CLB_DEVICE_PTR(const uint32_t) row_count;  /* (1): T */
   CLB_DEVICE_PTR(float) output;              /* (T, rows) at output_stride, or NULL */
   CLB_DEVICE_PTR(float) residual;            /* (T, rows), or NULL */
   CLB_DEVICE_PTR(const float) next_norm;     /* (rows), with residual */
   CLB_DEVICE_PTR(uint32_t) next_input;       /* (T, rows) split rows, with residual */
   CLB_DEVICE_PTR(float) next_sumsq;          /* (T, rows / 16), with residual */
-  CLB_DEVICE_PTR(clb_token_bias) candidates; /* (T, rows / 16 rounded up) {row, value}, or NULL. Few rows only */
+  CLB_DEVICE_PTR(clb_token_bias) candidates; /* (T, rows / 16 rounded up) {row, value}, or NULL */
   uint64_t output_stride;
   uint32_t rows; /* as the model means them; with residual a multiple of 16 */
   uint32_t cols; /* a multiple of 16 */
@@ -225,15 +236,36 @@ typedef struct clb_matmul_args {
 } clb_matmul_args;
 CLB_SIZE_ASSERT(clb_matmul_args, 120);
 
-/* clb_router_logits: fp32 weights, fp32 sums. logits[t][e] = norm(t) * sum_c weights[e][c] * norm[c] * residual[t][c],
-   and shared_scale[t] = sigmoid of the same with the row shared_gate.
-   Grid (E + 1 rounded up to 4 / 4, max_rows / 8 rounded up), 256 threads. */
+/* clb_linear_many_{bf16,fp16}: the same product for any number of rows, from and to half rows; no gathered rows, no
+   candidates. Grid: blocks wanted, each taking (row tile, token tile) in turn. */
+typedef struct clb_matmul_many_args {
+  CLB_DEVICE_PTR(const uint32_t) weights;   /* (rows, cols) mma weights */
+  CLB_DEVICE_PTR(const float) bias;         /* (rows) or NULL */
+  CLB_DEVICE_PTR(const uint16_t) input;     /* (T, cols) half rows */
+  CLB_DEVICE_PTR(const float) sumsq;        /* (T, cols / CLB_HALF_SUM rounded up) of input, or NULL: norm(t) = 1 */
+  CLB_DEVICE_PTR(const uint32_t) row_count; /* (1): T */
+  CLB_DEVICE_PTR(float) output;             /* (T, rows) at output_stride, or NULL */
+  CLB_DEVICE_PTR(float) residual;           /* (T, rows), or NULL */
+  CLB_DEVICE_PTR(const float) next_norm;    /* (rows), with residual */
+  CLB_DEVICE_PTR(uint16_t) next_input;      /* (T, rows) half rows, with residual */
+  CLB_DEVICE_PTR(float) next_sumsq;         /* (T, rows / CLB_HALF_SUM rounded up), with residual */
+  uint64_t output_stride;
+  uint32_t rows; /* as the model means them; with residual a multiple of 16 */
+  uint32_t cols; /* a multiple of 16 */
+  float epsilon;
+  uint32_t reserved;
+} clb_matmul_many_args;
+CLB_SIZE_ASSERT(clb_matmul_many_args, 104);
+
+/* clb_router_logits: prompts: fp32 weights, fp32 sums. logits[t][e] = norm(t) * sum_c weights[e][c] * norm[c] *
+   residual[t][c], and shared_scale[t] = sigmoid of the same with the row shared_gate. Grid (E, and 1 with shared_gate,
+   / 32 rounded up, max_rows / 32 rounded up), 256 threads. */
 typedef struct clb_router_logits_args {
   CLB_DEVICE_PTR(const float) weights;      /* (E, d) row-major */
   CLB_DEVICE_PTR(const float) shared_gate;  /* (d) or NULL */
   CLB_DEVICE_PTR(const float) norm;         /* (d) */
   CLB_DEVICE_PTR(const float) residual;     /* (T, d) */
-  CLB_DEVICE_PTR(const float) sumsq;        /* (T, d / 16) */
+  CLB_DEVICE_PTR(const float) sumsq;        /* (T, d / CLB_HALF_SUM rounded up); of clb_route (T, d / 16) */
   CLB_DEVICE_PTR(const uint32_t) row_count; /* (1) */
   CLB_DEVICE_PTR(float) logits;             /* (T, E) */
   CLB_DEVICE_PTR(float) shared_scale;       /* (T), with shared_gate */
@@ -391,9 +423,9 @@ typedef struct clb_expert_many_args {
   CLB_DEVICE_PTR(const uint32_t) tokens;    /* (assignments): row of input; gate_up only */
   CLB_DEVICE_PTR(const uint32_t) places;    /* (assignments): row of partial; down only */
   CLB_DEVICE_PTR(const uint32_t) row_count; /* (1) */
-  CLB_DEVICE_PTR(const uint32_t) input;     /* gate_up: (T, d) split rows */
-  CLB_DEVICE_PTR(const float) sumsq;        /* gate_up: (T, d / 16) */
-  CLB_DEVICE_PTR(uint32_t) activation;      /* (assignments, w) split rows; gate_up writes, down reads */
+  CLB_DEVICE_PTR(const uint16_t) input;     /* gate_up: (T, d) half rows */
+  CLB_DEVICE_PTR(const float) sumsq;        /* gate_up: (T, d / CLB_HALF_SUM rounded up) */
+  CLB_DEVICE_PTR(uint16_t) activation;      /* (assignments, w) half rows; gate_up writes, down reads */
   CLB_DEVICE_PTR(float) partial;            /* down: (places, d) */
   uint32_t expert_count;                    /* 1 with offsets NULL */
   uint32_t hidden;
@@ -413,12 +445,13 @@ typedef struct clb_combine_args {
   CLB_DEVICE_PTR(const uint32_t) row_count;   /* (1) */
   CLB_DEVICE_PTR(float) residual;             /* (T, d) */
   CLB_DEVICE_PTR(const float) next_norm;      /* (d) */
-  CLB_DEVICE_PTR(uint32_t) next_input;        /* (T, d) split rows */
-  CLB_DEVICE_PTR(float) next_sumsq;           /* (T, d / 16) */
+  CLB_DEVICE_PTR(uint32_t) next_input;        /* (T, d) split rows for the head, or NULL */
+  CLB_DEVICE_PTR(uint16_t) next_half;         /* (T, d) half rows for the next layer; with next_input NULL */
+  CLB_DEVICE_PTR(float) next_sumsq;           /* (T, d / 16); with next_half (T, d / CLB_HALF_SUM rounded up) */
   uint32_t k_max;
   uint32_t hidden;
 } clb_combine_args;
-CLB_SIZE_ASSERT(clb_combine_args, 88);
+CLB_SIZE_ASSERT(clb_combine_args, 96);
 
 /* ----------------------------------------------------------------- attention */
 
@@ -465,8 +498,10 @@ typedef struct clb_attend_args {
 CLB_SIZE_ASSERT(clb_attend_args, 128);
 
 /* clb_append_{fp16,bf16,fp32}: prefill, before attention: norms and rotates q in place and k, writes K and V.
-   clb_attend_many_{fp16,bf16,fp32}_{bf16,fp16} (K and V, then split rows): every row sees the positions up to its own.
-   Rows of one slot follow each other in rising position. */
+   clb_attend_many_{fp16,bf16,fp32}: every row sees the positions up to its own. Rows of one slot follow each other in
+   rising position. Grid, with K and V of 16 bits and `most` = min(heads / kv_heads, CLB_FLASH_HEADS):
+   (kv_heads * (heads / kv_heads / most rounded up), max_rows / (CLB_FLASH_PAIRS / most rounded down) rounded up) blocks
+   of CLB_FLASH_THREADS; with fp32 (heads, max_rows / 64 rounded up) blocks of 128 threads. */
 typedef struct clb_prefill_attention_args {
   CLB_DEVICE_PTR(float) qkv;                   /* (T, q + 2 kv) */
   CLB_DEVICE_PTR(const float) rope;            /* (T, head_dim) */
@@ -475,7 +510,7 @@ typedef struct clb_prefill_attention_args {
   CLB_DEVICE_PTR(const clb_row) rows;          /* (T) */
   CLB_DEVICE_PTR(const uint32_t) row_count;    /* (1) */
   CLB_DEVICE_PTR(const clb_device_slot) slots; /* (N) */
-  CLB_DEVICE_PTR(uint32_t) attended;           /* (T, q) split rows */
+  CLB_DEVICE_PTR(uint16_t) attended;           /* (T, q) half rows */
   clb_attention_dims shape;
 } clb_prefill_attention_args;
 CLB_SIZE_ASSERT(clb_prefill_attention_args, 104);

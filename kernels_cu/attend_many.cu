@@ -1,16 +1,16 @@
 /*
  * attend_many.cu: attention of a prefill step: K and V of all rows first, then every row over the positions it sees.
  *
- * Operation  clb_append_{fp16,bf16,fp32}, clb_attend_many_{fp16,bf16,fp32}_{bf16,fp16}: see abi.h. A warp takes up to
- *            4 following rows of one slot at once, so that they share the reads of K and V; a row's own sums do not
- *            depend on which rows those are: its positions go to groups of lanes by their own number, in rising order.
- * Reference  tests/cuda/test_attention.py (numpy, float64).
- * Grid       append (rows) blocks of 128 threads; attend (heads, rows / 64 rounded up) blocks of 128 threads.
- * Needs      sm_80; sm_90 for programmatic edges.
- * Roofline   4 * heads * head_dim flops a pair of row and position in fp32 on the CUDA cores: 2,048 rows of Qwen3-30B
- *            are 34 GFLOP a layer, 0.6 ms at 60 TFLOP/s. The form on tensor cores comes with the speed of prompts.
+ * Operation  clb_append_{fp16,bf16,fp32}, clb_attend_many_{fp16,bf16,fp32}: see abi.h. K and V of 16 bits go through
+ *            tensor cores (flash.cuh). With K and V of fp32 a warp takes up to 4 following rows of one slot at once, so
+ *            that they share the reads of K and V; a row's own sums do not depend on which rows those are: its
+ * positions go to groups of lanes by their own number, in rising order. Reference  tests/cuda/test_attention.py (numpy,
+ * float64). Grid       append (rows) blocks of 128 threads; attend: flash_place, and for fp32 (heads, rows / 64 rounded
+ * up) blocks of 128 threads. Needs      sm_80; sm_90 for programmatic edges. Roofline   4 * heads * head_dim flops a
+ * pair of row and position: 2,048 rows of Qwen3-30B are 34 GFLOP a layer, 44 us at 790 TFLOP/s. mma.sync with 16 rows a
+ * warp is bound by shared memory at half of that; target 120 us.
  */
-#include "attention.cuh"
+#include "flash.cuh"
 
 #define ROWS_OF_BLOCK 64u
 #define ROWS_OF_WARP (ROWS_OF_BLOCK / CLB_ATTEND_WARPS)
@@ -59,7 +59,7 @@ CLB_DEVICE uint32_t rows_together(const clb_row* rows, uint32_t t, uint32_t most
 }
 
 /* Rows t .. t + count - 1 of one slot at following positions, one query head. */
-template <class KV, class P, uint32_t HEAD_DIM>
+template <class KV, uint32_t HEAD_DIM>
 CLB_DEVICE void attend_rows(const clb_prefill_attention_args& a, uint32_t t, uint32_t count) {
   constexpr uint32_t lanes = HEAD_DIM / CLB_LANE_ELEMENTS;
   constexpr uint32_t at_once = CLB_WARP / lanes;
@@ -101,15 +101,15 @@ CLB_DEVICE void attend_rows(const clb_prefill_attention_args& a, uint32_t t, uin
   for (uint32_t r = 0u; r < CLB_ATTEND_QUERIES; r++) {
     states[r].merge_groups(lanes);
     if (r >= count || lane >= lanes) continue;
-    uint32_t* to = a.attended + (uint64_t)(t + r) * shape.heads * HEAD_DIM;
+    uint16_t* to = a.attended + ((uint64_t)(t + r) * shape.heads + head) * HEAD_DIM + element;
 #pragma unroll
     for (uint32_t i = 0u; i < CLB_LANE_ELEMENTS; i += 2u)
-      clb_split_store<P>(to, head * HEAD_DIM + element + i, states[r].values[i] / states[r].sum,
-                         states[r].values[i + 1u] / states[r].sum);
+      *reinterpret_cast<uint32_t*>(to + i) =
+          clb_half_pair(states[r].values[i] / states[r].sum, states[r].values[i + 1u] / states[r].sum);
   }
 }
 
-template <class KV, class P>
+template <class KV>
 CLB_DEVICE void attend_many(const clb_prefill_attention_args& a) {
   clb_wait_for_inputs();
   clb_release_dependents();
@@ -121,13 +121,13 @@ CLB_DEVICE void attend_many(const clb_prefill_attention_args& a) {
     if (a.rows[t].slot != CLB_NONE) {
       switch (a.shape.head_dim) {
         case 32u:
-          attend_rows<KV, P, 32u>(a, t, count);
+          attend_rows<KV, 32u>(a, t, count);
           break;
         case 64u:
-          attend_rows<KV, P, 64u>(a, t, count);
+          attend_rows<KV, 64u>(a, t, count);
           break;
         default:
-          attend_rows<KV, P, 128u>(a, t, count);
+          attend_rows<KV, 128u>(a, t, count);
           break;
       }
     }
@@ -150,32 +150,25 @@ extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS)
   append<clb_kv_fp32>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS)
-    clb_attend_many_fp16_bf16(const __grid_constant__ clb_prefill_attention_args a) {
-  attend_many<clb_kv_fp16, clb_bf16>(a);
+extern "C" __global__ void __launch_bounds__(CLB_FLASH_THREADS, 1)
+    clb_attend_many_fp16(const __grid_constant__ clb_prefill_attention_args a) {
+  extern __shared__ uint4 memory[];
+  __shared__ flash_shared shared;
+  clb_wait_for_inputs();
+  clb_release_dependents();
+  flash<clb_kv_fp16, clb_fp16>(a, memory, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_FLASH_THREADS, 1)
+    clb_attend_many_bf16(const __grid_constant__ clb_prefill_attention_args a) {
+  extern __shared__ uint4 memory[];
+  __shared__ flash_shared shared;
+  clb_wait_for_inputs();
+  clb_release_dependents();
+  flash<clb_kv_bf16, clb_bf16>(a, memory, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS)
-    clb_attend_many_bf16_bf16(const __grid_constant__ clb_prefill_attention_args a) {
-  attend_many<clb_kv_bf16, clb_bf16>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS)
-    clb_attend_many_fp32_bf16(const __grid_constant__ clb_prefill_attention_args a) {
-  attend_many<clb_kv_fp32, clb_bf16>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS)
-    clb_attend_many_fp16_fp16(const __grid_constant__ clb_prefill_attention_args a) {
-  attend_many<clb_kv_fp16, clb_fp16>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS)
-    clb_attend_many_bf16_fp16(const __grid_constant__ clb_prefill_attention_args a) {
-  attend_many<clb_kv_bf16, clb_fp16>(a);
-}
-
-extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS)
-    clb_attend_many_fp32_fp16(const __grid_constant__ clb_prefill_attention_args a) {
-  attend_many<clb_kv_fp32, clb_fp16>(a);
+    clb_attend_many_fp32(const __grid_constant__ clb_prefill_attention_args a) {
+  attend_many<clb_kv_fp32>(a);
 }

@@ -147,6 +147,10 @@ CLB_DEVICE void clb_rotate_head(const clb_attention_dims& shape, const float* va
   }
 }
 
+CLB_DEVICE float2 clb_read_float2(const float* at, bool there) {
+  return there ? *reinterpret_cast<const float2*>(at) : make_float2(0.0f, 0.0f);
+}
+
 /* ------------------------------------------------------------- online softmax */
 
 struct clb_softmax {

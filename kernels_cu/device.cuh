@@ -37,6 +37,12 @@ struct clb_bf16 {
     return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
   }
   static __device__ __forceinline__ float fit(float value) { return value; }
+  /* The same two values in fp16: exact from 2^-17 to 65504, to 2^-25 below; infinite above. */
+  static __device__ __forceinline__ uint32_t to_fp16(uint32_t both) {
+    const float2 values = unpack(both);
+    const __half2 halves = __floats2half2_rn(values.x, values.y);
+    return *reinterpret_cast<const uint32_t*>(&halves);
+  }
 };
 
 struct clb_fp16 {
@@ -52,6 +58,7 @@ struct clb_fp16 {
   static __device__ __forceinline__ float2 unpack(uint32_t both) {
     return __half22float2(*reinterpret_cast<const __half2*>(&both));
   }
+  static __device__ __forceinline__ uint32_t to_fp16(uint32_t both) { return both; }
   /* Saturate what is finite; NaN and infinity stay, so that they are seen at the end. */
   static __device__ __forceinline__ float fit(float value) {
     const float most = 65504.0f;
@@ -78,6 +85,25 @@ CLB_DEVICE void clb_split_store(uint32_t* row, uint32_t col, float first, float 
   uint32_t* at = row + col / 16u * 16u + (col % 8u) / 2u * 4u + (col % 16u) / 8u;
   clb_split<P>(first, second, &at[0], &at[2]);
 }
+
+/* ----------------------------------------------------------------- half rows */
+
+/* Two neighbouring columns of a half row as one word. */
+CLB_DEVICE uint32_t clb_half_pair(float first, float second) {
+  return clb_fp16::pack(clb_fp16::fit(first * CLB_SPLIT_FP16_SCALE), clb_fp16::fit(second * CLB_SPLIT_FP16_SCALE));
+}
+
+/* The norm of a half row of `cols` columns from its sums of squares, by one thread in a fixed order. */
+CLB_DEVICE float clb_half_row_scale(const float* sumsq, uint32_t cols, float epsilon) {
+  const uint32_t count = (cols + CLB_HALF_SUM - 1u) / CLB_HALF_SUM;
+  float sum = 0.0f;
+#pragma unroll 8
+  for (uint32_t i = 0u; i < count; i++)
+    sum += sumsq[i];
+  return 1.0f / sqrtf(sum / (float)cols + epsilon);
+}
+
+/* ------------------------------------------------------------ norms of split rows */
 
 /* This lane's part of a row's sums of squares. */
 CLB_DEVICE float clb_row_squares(const float* sumsq, uint32_t count) {

@@ -56,13 +56,13 @@ CLB_DEVICE void embed(const clb_embed_args& a) {
   const bool idle = row.slot == CLB_NONE;
   if (a.list != nullptr && threadIdx.x == 0u) a.rows[t] = row;
   rotate(a, t, row.position);
-  const clb_stream stream = {a.residual, a.norm, a.input, a.sumsq, a.hidden};
+  const clb_stream stream = {a.residual, a.norm, a.input, a.half_input, a.sumsq, a.hidden};
   for (uint32_t begin = 0u; begin < a.hidden; begin += CLB_MATMUL_THREADS * 2u) {
     const uint32_t col = begin + threadIdx.x * 2u;
     const bool valid = col < a.hidden;
     float2 x = make_float2(0.0f, 0.0f);
     if (valid && !idle) x = weight_pair<P>(a.embedding, a.hidden / CLB_TILE, (uint32_t)row.token, col);
-    clb_store_residual<P>(stream, t, col, x, clb_read_pair(a.norm + col, valid), valid);
+    clb_store_either<P>(stream, t, col, x, clb_read_pair(a.norm + col, valid), valid);
   }
 }
 

@@ -245,7 +245,7 @@ CLB_DEVICE float2 sum_ranks(const clb_expert_down_args& a, const down_shared<MOS
 template <class P, uint32_t MOST_ROWS>
 CLB_DEVICE void finish_pair(const clb_expert_down_args& a, const down_shared<MOST_ROWS>& shared, uint32_t pair,
                             uint32_t count) {
-  const clb_stream stream = {a.residual, a.next_norm, a.next_input, a.next_sumsq, a.hidden};
+  const clb_stream stream = {a.residual, a.next_norm, a.next_input, nullptr, a.next_sumsq, a.hidden};
   const uint32_t col = pair * PAIR_COLS + threadIdx.x % 16u * 2u;
   const bool there = col < a.hidden;
   const float2 norm = clb_read_pair(a.next_norm + col, there);

@@ -189,8 +189,9 @@ CLB_DEVICE uint32_t clb_finisher() { return threadIdx.x % CLB_MATMUL_THREADS / 6
 struct clb_stream {
   float* residual;        /* (T, cols) */
   const float* next_norm; /* (cols) */
-  uint32_t* next_input;   /* (T, cols) split rows */
-  float* next_sumsq;      /* (T, cols / 16) */
+  uint32_t* next_input;   /* (T, cols) split rows, or NULL */
+  uint16_t* next_half;    /* (T, cols) half rows; with next_input NULL */
+  float* next_sumsq;      /* (T, cols / 16), or one for CLB_HALF_SUM columns */
   uint32_t cols;
 };
 
@@ -207,6 +208,30 @@ CLB_DEVICE void clb_store_residual(const clb_stream& stream, uint32_t row, uint3
   *reinterpret_cast<float2*>(stream.residual + (uint64_t)row * stream.cols + col) = x;
   clb_split_store<P>(stream.next_input + (uint64_t)row * stream.cols, col, x.x * norm.x, x.y * norm.y);
   if (threadIdx.x % 8u == 0u) stream.next_sumsq[(uint64_t)row * (stream.cols / CLB_TILE) + col / CLB_TILE] = square;
+}
+
+/* The same for a stream of half rows; each warp holds CLB_HALF_SUM columns of one row in order. */
+CLB_DEVICE void clb_store_half_residual(const clb_stream& stream, uint32_t row, uint32_t col, float2 x, float2 norm,
+                                        bool valid) {
+  static_assert(CLB_HALF_SUM == 2u * CLB_WARP, "a sum is of one warp");
+  const float square = clb_warp_sum(valid ? x.x * x.x + x.y * x.y : 0.0f);
+  if (!valid) return;
+  const uint64_t first = (uint64_t)row * stream.cols;
+  *reinterpret_cast<float2*>(stream.residual + first + col) = x;
+  *reinterpret_cast<uint32_t*>(stream.next_half + first + col) = clb_half_pair(x.x * norm.x, x.y * norm.y);
+  const uint32_t sums = (stream.cols + CLB_HALF_SUM - 1u) / CLB_HALF_SUM;
+  if (threadIdx.x % CLB_WARP == 0u) stream.next_sumsq[(uint64_t)row * sums + col / CLB_HALF_SUM] = square;
+}
+
+/* One or the other. */
+template <class P>
+CLB_DEVICE void clb_store_either(const clb_stream& stream, uint32_t row, uint32_t col, float2 x, float2 norm,
+                                 bool valid) {
+  if (stream.next_input != nullptr) {
+    clb_store_residual<P>(stream, row, col, x, norm, valid);
+  } else {
+    clb_store_half_residual(stream, row, col, x, norm, valid);
+  }
 }
 
 CLB_DEVICE float2 clb_read_pair(const float* at, bool there) {

@@ -111,7 +111,7 @@ CLB_DEVICE void finish(const clb_matmul_args& a, uint32_t row, uint32_t col, flo
   y.x += in.bias.x;
   y.y += in.bias.y;
   if (a.residual != nullptr) {
-    const clb_stream stream = {a.residual, a.next_norm, a.next_input, a.next_sumsq, a.rows};
+    const clb_stream stream = {a.residual, a.next_norm, a.next_input, nullptr, a.next_sumsq, a.rows};
     clb_store_residual<P>(stream, row, col, make_float2(in.residual.x + y.x, in.residual.y + y.y), in.norm, valid);
     return;
   }

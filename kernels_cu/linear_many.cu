@@ -1,96 +1,158 @@
 /*
  * linear_many.cu: a matrix over any number of rows: qkv and out-projection of prompts.
  *
- * Operation  clb_linear_many_{bf16,fp16}: see clb_matmul_args in abi.h; no candidates, no input_rows.
+ * Operation  clb_linear_many_{bf16,fp16}: see clb_matmul_many_args in abi.h.
  * Reference  tests/cuda/test_linear.py (numpy, float64).
- * Grid       (max_rows / 64 rounded up, rows / 128 rounded up) blocks of 256 threads: blocks that run together share
- *            their weights. Dynamic shared memory CLB_MANY_SHARED.
- * Needs      sm_80; sm_90 for programmatic edges.
- * Roofline   2 * T * rows * cols flops, done twice (high and low halves). qkv of Qwen3-30B (5,120 x 2,048), 2,048 rows:
- *            43 GFLOP twice; mma.sync reaches about 60 % of 990 TFLOP/s: 145 us. Target: half of that.
- *            Measured (H200, 2026-11-29): 299 us.
+ * Grid       any number of blocks, as many as run at once; see many.cuh for the two forms. Units that follow each other
+ *            share their weights.
+ * Needs      sm_80; sm_90a for wgmma and programmatic edges.
+ * Roofline   2 * T * rows * cols flops: qkv of Qwen3-30B (5,120 x 2,048), 2,048 rows: 43 GFLOP, 54 us at 790 TFLOP/s.
+ *            Target: twice that.
  */
 #include "many.cuh"
 
-/* One row tile of the warp, step s: four results of one input row. */
 template <class P>
-CLB_DEVICE void finish(const clb_matmul_args& a, const float (&c)[4], uint32_t tile, uint32_t row, float scale,
-                       bool valid) {
-  clb_pairs y = clb_make_pairs(c);
-  const uint32_t col = tile * CLB_TILE + clb_pair_col();
-  float* const value[4] = {&y.low.x, &y.low.y, &y.high.x, &y.high.y};
-#pragma unroll
-  for (uint32_t i = 0u; i < 4u; i++) {
-    const uint32_t at = col + i / 2u * 8u + i % 2u;
-    *value[i] *= scale;
-    if (a.bias != nullptr && at < a.rows) *value[i] += a.bias[at];
-    if (a.residual == nullptr && valid && at < a.rows) a.output[row * a.output_stride + at] = *value[i];
+struct linear_job {
+  struct unit {
+    uint32_t row_block; /* of the weights */
+    uint32_t first;     /* row */
+    uint32_t rows;
+  };
+
+  const clb_matmul_many_args& a;
+  clb_many_shared& shared;
+  const uint16_t* input;
+  uint32_t count;
+  uint32_t across;
+  uint32_t tiles;
+  uint32_t blocks; /* of rows, evenly filled */
+  uint32_t units;
+
+  __device__ __forceinline__ linear_job(const clb_matmul_many_args& args, clb_many_shared& memory)
+      : a(args),
+        shared(memory),
+        input(args.input),
+        count(*args.row_count),
+        across(args.cols / CLB_TILE),
+        tiles((args.rows + CLB_TILE - 1u) / CLB_TILE),
+        blocks((count + MANY_ROWS - 1u) / MANY_ROWS),
+        units((tiles + MANY_TILES - 1u) / MANY_TILES * blocks) {}
+
+  __device__ __forceinline__ unit unit_at(uint32_t u) const {
+    const uint32_t first = u % blocks * MANY_ROWS;
+    return {u / blocks, first, min(count - first, MANY_ROWS)};
   }
-  if (a.residual == nullptr) return;
-  float square = 0.0f;
+
+  __device__ __forceinline__ const unsigned char* weights(const unit& of, uint32_t place) const {
+    const uint32_t tile = of.row_block * MANY_TILES + place;
+    if (tile >= tiles) return nullptr;
+    return reinterpret_cast<const unsigned char*>(a.weights) + (uint64_t)tile * across * MANY_PIECE;
+  }
+
+  __device__ __forceinline__ uint32_t input_row(const unit& of, uint32_t i) const { return of.first + i; }
+
+  __device__ __forceinline__ float scale(const unit& of, uint32_t i) const {
+    const uint32_t sums = (a.cols + CLB_HALF_SUM - 1u) / CLB_HALF_SUM;
+    const float norm =
+        (a.sumsq != nullptr) ? clb_half_row_scale(a.sumsq + (uint64_t)(of.first + i) * sums, a.cols, a.epsilon) : 1.0f;
+    return norm * (1.0f / CLB_SPLIT_FP16_SCALE);
+  }
+
+  /* Four results at columns col, + 1, + 8, + 9 of one row to the residual stream; their squares' sum. */
+  __device__ __forceinline__ float add_residual(uint32_t row, uint32_t tile, clb_pairs& y) const {
+    const uint32_t col = tile * CLB_TILE + clb_pair_col();
+    float square = 0.0f;
 #pragma unroll
-  for (uint32_t i = 0u; i < 4u; i++) {
-    const uint32_t at = col + i / 2u * 8u + i % 2u;
-    if (valid) {
-      float* x = a.residual + (uint64_t)row * a.rows + at;
-      *value[i] += *x;
-      *x = *value[i];
-      square += *value[i] * *value[i];
-      *value[i] *= a.next_norm[at];
+    for (uint32_t i = 0u; i < 2u; i++) {
+      float2& pair = (i == 0u) ? y.low : y.high;
+      float2* x = reinterpret_cast<float2*>(a.residual + (uint64_t)row * a.rows + col + i * 8u);
+      const float2 norm = *reinterpret_cast<const float2*>(a.next_norm + col + i * 8u);
+      const float2 sum = make_float2(x->x + pair.x, x->y + pair.y);
+      *x = sum;
+      square += sum.x * sum.x + sum.y * sum.y;
+      pair = make_float2(sum.x * norm.x, sum.y * norm.y);
+    }
+    clb_store_half_pairs(a.next_input + (uint64_t)row * a.rows, tile, y);
+    return square;
+  }
+
+  __device__ __forceinline__ void store(uint32_t row, uint32_t col, float2 y) const {
+    float* to = a.output + row * a.output_stride + col;
+    if (col + 1u < a.rows && a.output_stride % 2u == 0u) {
+      *reinterpret_cast<float2*>(to) = y;
+    } else {
+      if (col < a.rows) to[0] = y.x;
+      if (col + 1u < a.rows) to[1] = y.y;
     }
   }
-  square += __shfl_xor_sync(CLB_FULL_WARP, square, 8);
-  square += __shfl_xor_sync(CLB_FULL_WARP, square, 16);
-  if (!valid) return;
-  clb_store_split_pairs<P>(a.next_input + (uint64_t)row * a.rows, tile, y);
-  if (threadIdx.x % CLB_WARP < 8u) a.next_sumsq[(uint64_t)row * (a.rows / CLB_TILE) + tile] = square;
-}
+
+  __device__ __forceinline__ float2 biased(uint32_t col, float2 y) const {
+    if (a.bias != nullptr && col < a.rows) y.x += a.bias[col];
+    if (a.bias != nullptr && col + 1u < a.rows) y.y += a.bias[col + 1u];
+    return y;
+  }
+
+  /* One row tile of the warp, one step: four results of one row. */
+  __device__ __forceinline__ void finish_step(const unit& of, const float (&c)[4], uint32_t place, uint32_t i,
+                                              float scale) const {
+    clb_pairs y = clb_make_pairs(c);
+    const uint32_t tile = of.row_block * MANY_TILES + place;
+    const uint32_t col = tile * CLB_TILE + clb_pair_col();
+    const bool valid = i < of.rows && tile < tiles;
+    y.low = biased(col, make_float2(y.low.x * scale, y.low.y * scale));
+    y.high = biased(col + 8u, make_float2(y.high.x * scale, y.high.y * scale));
+    if (a.residual == nullptr) {
+      if (valid) store(of.first + i, col, y.low);
+      if (valid) store(of.first + i, col + 8u, y.high);
+      return;
+    }
+    float square = valid ? add_residual(of.first + i, tile, y) : 0.0f;
+    square += __shfl_xor_sync(CLB_FULL_WARP, square, 8);
+    square += __shfl_xor_sync(CLB_FULL_WARP, square, 16);
+    if (threadIdx.x % CLB_WARP < 8u) shared.square[place][i] = square;
+  }
+
+  template <uint32_t STEPS>
+  __device__ __forceinline__ void finish(const unit& of, const float (&sum)[2][STEPS][4],
+                                         const float (&scales)[MANY_ROWS]) const {
+#pragma unroll
+    for (uint32_t r = 0u; r < 2u; r++)
+#pragma unroll
+      for (uint32_t s = 0u; s < STEPS; s++) {
+        const uint32_t i = clb_many_row(s);
+        finish_step(of, sum[r][s], clb_many_tile(r), i, scales[i]);
+      }
+    if (a.residual == nullptr) return;
+    clb_many_barrier();
+    const uint32_t sums = (a.rows + CLB_HALF_SUM - 1u) / CLB_HALF_SUM;
+    for (uint32_t at = threadIdx.x; at < MANY_TILES / MANY_SUM_TILES * MANY_ROWS; at += MANY_THREADS) {
+      const uint32_t group = at / MANY_ROWS;
+      const uint32_t i = at % MANY_ROWS;
+      const uint32_t index = of.row_block * (MANY_TILES / MANY_SUM_TILES) + group;
+      float total = 0.0f;
+      for (uint32_t t = 0u; t < MANY_SUM_TILES; t++)
+        total += shared.square[group * MANY_SUM_TILES + t][i];
+      if (i < of.rows && index < sums) a.next_sumsq[(uint64_t)(of.first + i) * sums + index] = total;
+    }
+  }
+};
 
 template <class P>
-CLB_DEVICE void linear_many(const clb_matmul_args& a) {
+CLB_DEVICE void linear_many(const clb_matmul_many_args& a) {
   extern __shared__ uint4 memory[];
-  __shared__ float scale[MANY_ROWS];
+  __shared__ clb_many_shared shared;
   clb_wait_for_inputs();
   clb_release_dependents();
-  const uint32_t count = *a.row_count;
-  const uint32_t first = blockIdx.x * MANY_ROWS;
-  if (first >= count) return;
-  const uint32_t warp = threadIdx.x / CLB_WARP;
-  for (uint32_t i = warp; i < MANY_ROWS; i += CLB_WARPS) {
-    const bool normed = a.sumsq != nullptr && first + i < count;
-    const float norm =
-        normed ? clb_row_scale(a.sumsq + (uint64_t)(first + i) * a.sumsq_count, a.sumsq_count, a.cols, a.epsilon)
-               : 1.0f;
-    if (threadIdx.x % CLB_WARP == 0u) scale[i] = norm * (1.0f / P::scale);
-  }
-  const uint32_t tiles = (a.rows + CLB_TILE - 1u) / CLB_TILE;
-  const uint32_t across = a.cols / CLB_TILE;
-  const uint32_t tile = blockIdx.y * MANY_ROW_TILES;
-  const uint32_t mine = first + threadIdx.x / 4u;
-  clb_many_operands from = {nullptr, nullptr};
-  if (tile + warp < tiles)
-    from.weights = reinterpret_cast<const unsigned char*>(a.weights) + (uint64_t)(tile + warp) * across * CLB_PIECE +
-                   threadIdx.x % CLB_WARP * 16u;
-  if (mine < count) from.input = a.input + (uint64_t)mine * a.cols + threadIdx.x % 4u * 4u;
-  clb_many_sums sum;
-  clb_many_multiply<P>(memory, from, across, sum);
-#pragma unroll
-  for (uint32_t r = 0u; r < 2u; r++) {
-    const uint32_t at = tile + warp % 4u * 2u + r;
-#pragma unroll
-    for (uint32_t s = 0u; s < MANY_STEPS; s++) {
-      const uint32_t row = clb_pair_row(s);
-      finish<P>(a, sum[r][s], at, first + row, scale[row], at < tiles && first + row < count);
-    }
-  }
+  const linear_job<P> job(a, shared);
+  clb_many_run<P>(job, memory, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, 2)
-    clb_linear_many_bf16(const __grid_constant__ clb_matmul_args a) {
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, MANY_BLOCKS)
+    clb_linear_many_bf16(const __grid_constant__ clb_matmul_many_args a) {
   linear_many<clb_bf16>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, 2)
-    clb_linear_many_fp16(const __grid_constant__ clb_matmul_args a) {
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, MANY_BLOCKS)
+    clb_linear_many_fp16(const __grid_constant__ clb_matmul_many_args a) {
   linear_many<clb_fp16>(a);
 }

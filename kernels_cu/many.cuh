@@ -1,103 +1,75 @@
 /*
  * many.cuh: the product of many rows (prompts), shared by linear_many.cu and experts_many.cu. Device code only.
  *
- * A block of 8 warps computes 8 row tiles (128 rows of weights; or 64 of gate and the same 64 of up) times 64 rows of
- * input. Both operands go through shared memory in their order of use, STAGES deep, two column tiles a stage:
+ * A block takes units of work, blockIdx.x, + gridDim.x, ...: MANY_TILES row tiles of weights times up to MANY_ROWS rows
+ * of input (half rows). A job (linear_many.cu, experts_many.cu) says what a unit is and what becomes of its sums:
  *
- *   stage: | weights [2 column tiles][8 row tiles][512 bytes] | input [2][64 rows][64 bytes] |   16 KiB
+ *   job.units, job.across            units of the step, column tiles
+ *   job.unit_at(u)                   with .rows, 1 .. MANY_ROWS
+ *   job.weights(unit, tile)          first piece of the row tile in place `tile`, or NULL
+ *   job.input, job.input_row(unit, i)  half rows, and the number of the unit's i-th
+ *   job.scale(unit, i)               the factor of the sums of that row
+ *   job.finish(unit, sum, scale)     sum[r][s]: row tile in place clb_many_tile(r), rows clb_many_row(s)
  *
- * Warp w takes row tiles 2 (w % 4), + 1 and input rows 32 (w / 4) .. + 31. No split of the columns: an output is the
- * sum over column tiles in rising order, each high half, then low half.
+ * Two forms of the same product, of which one is compiled:
+ *
+ *   wgmma (sm_90a), 16 row tiles, 128 rows, one block of 384 threads a multiprocessor: four warps copy, two groups
+ *   of four warps multiply. Weights are operand A from registers, which is what their order is made for; input is
+ * operand B from shared memory. 4 stages of 4 column tiles, each with two gates (mbarriers), full and empty: | weights
+ * [16 row tiles][4 column tiles][512 bytes] | input [128 rows][128 bytes, chunk c at c ^ row % 8] | 48 KiB mma.sync, 8
+ * row tiles, 64 rows, two blocks of 256 threads a multiprocessor, who all copy and all multiply. 3 stages: | weights [8
+ * row tiles][4 column tiles][512 bytes] | input [64 rows][128 bytes, the same] | 24 KiB
+ *
+ * An output is one sum over column tiles in rising order, no split of the columns, whatever the unit it is in. Products
+ * are of fp16 in both: bf16 weights are converted on the way from shared memory (exact but for tiny ones).
  */
 #ifndef CLB_MANY_CUH
 #define CLB_MANY_CUH
 
-#include "few.cuh"
+#include "device.cuh"
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define CLB_WIDE 1
+#include "wgmma.cuh"
+#define MANY_TILES 16u
+#define MANY_ROWS 128u
 #define MANY_STAGES 4u
-#define MANY_ROW_TILES 8u
-#define MANY_ROWS 64u /* of input */
-#define MANY_STEPS 4u /* of a warp */
-#define MANY_STAGE_BYTES 16384u
-static_assert(MANY_STAGES * MANY_STAGE_BYTES == CLB_MANY_SHARED, "abi.h says what the host reserves");
+#define MANY_BLOCKS CLB_MANY_WIDE_BLOCKS
+#else
+#define CLB_WIDE 0
+#define MANY_TILES 8u
+#define MANY_ROWS 64u
+#define MANY_STAGES 3u
+#define MANY_BLOCKS CLB_MANY_BLOCKS
+#endif
 
-typedef float clb_many_sums[2][MANY_STEPS][4]; /* [row tile of the warp][step] */
+#define MANY_WARPS 8u /* that multiply */
+#define MANY_THREADS (MANY_WARPS * CLB_WARP)
+#define MANY_PIECE 512u     /* bytes of one tile of 16 x 16 */
+#define MANY_COLS 4u        /* column tiles of a stage */
+#define MANY_ROW_BYTES 128u /* of input in a stage */
+#define MANY_CHUNKS 8u      /* of 16 bytes in them */
+#define MANY_WEIGHT_BYTES (MANY_TILES * MANY_COLS * MANY_PIECE)
+#define MANY_STAGE_BYTES (MANY_WEIGHT_BYTES + MANY_ROWS * MANY_ROW_BYTES)
+#define MANY_SUM_TILES (CLB_HALF_SUM / CLB_TILE)
 
-/* What one thread copies: its lane of row tile `warp` (NULL: zeros) and 16 bytes q of input row threadIdx.x / 4. */
-struct clb_many_operands {
-  const unsigned char* weights;
-  const uint32_t* input; /* NULL: zeros */
+struct clb_many_shared {
+  float scale[2][MANY_ROWS];           /* of this unit and of the one before or after it */
+  float square[MANY_TILES][MANY_ROWS]; /* sums of squares of row tiles */
+  uint64_t gates[2u * MANY_STAGES];    /* full, then empty */
 };
 
-CLB_DEVICE void clb_many_put(uint32_t to, const void* from, bool there) {
-  if (there) {
-    clb_copy_async(to, from);
-  } else {
-    clb_zero_shared(to);
-  }
-}
+/* ------------------------------------------------------------- places of the sums */
 
-CLB_DEVICE void clb_many_copy(const clb_many_operands& from, uint32_t stage, uint32_t tile, uint32_t across) {
-  const uint32_t to = stage + threadIdx.x * 16u;
-#pragma unroll
-  for (uint32_t i = 0u; i < 2u; i++) {
-    const bool there = tile + i < across;
-    clb_many_put(to + i * 4096u, from.weights + (uint64_t)(tile + i) * CLB_PIECE, there && from.weights != nullptr);
-    clb_many_put(to + 8192u + i * 4096u, from.input + (tile + i) * CLB_TILE, there && from.input != nullptr);
-  }
-}
-
-template <class P>
-CLB_DEVICE void clb_many_step(uint32_t stage, clb_many_sums& sum) {
-  const uint32_t lane = threadIdx.x % CLB_WARP;
+/* The place of the row tile of sum[r]: 16 rows of 64 that wgmma multiplies at once, or two neighbours. */
+CLB_DEVICE uint32_t clb_many_tile(uint32_t r) {
   const uint32_t warp = threadIdx.x / CLB_WARP;
-#pragma unroll
-  for (uint32_t i = 0u; i < 2u; i++) {
-    const uint32_t weights = stage + i * 4096u + warp % 4u * 2u * CLB_PIECE + lane * 16u;
-    const uint32_t input = stage + 8192u + i * 4096u + warp / 4u * 2048u + lane * 16u;
-    const uint4 a[2] = {clb_read_shared(weights), clb_read_shared(weights + CLB_PIECE)};
-#pragma unroll
-    for (uint32_t s = 0u; s < MANY_STEPS; s++) {
-      const uint4 b = clb_read_shared(input + s * CLB_PIECE);
-#pragma unroll
-      for (uint32_t r = 0u; r < 2u; r++) {
-        P::mma(sum[r][s], a[r], b.x, b.y);
-        P::mma(sum[r][s], a[r], b.z, b.w);
-      }
-    }
-  }
+  return CLB_WIDE ? warp / 4u * 8u + r * 4u + warp % 4u : warp % 4u * 2u + r;
 }
 
-/* The whole product; `memory` is the block's dynamic shared memory. Ends with a barrier. */
-template <class P>
-CLB_DEVICE void clb_many_multiply(const void* memory, const clb_many_operands& from, uint32_t across,
-                                  clb_many_sums& sum) {
-  const uint32_t base = clb_shared_address(memory);
-  const uint32_t stages = (across + 1u) / 2u;
-#pragma unroll
-  for (uint32_t r = 0u; r < 2u; r++)
-#pragma unroll
-    for (uint32_t s = 0u; s < MANY_STEPS; s++)
-#pragma unroll
-      for (uint32_t i = 0u; i < 4u; i++)
-        sum[r][s][i] = 0.0f;
-#pragma unroll
-  for (uint32_t i = 0u; i < MANY_STAGES - 1u; i++) {
-    if (i < stages) clb_many_copy(from, base + i * MANY_STAGE_BYTES, 2u * i, across);
-    clb_copies_end_group();
-  }
-#pragma unroll 1
-  for (uint32_t i = 0u; i < stages; i++) {
-    clb_copies_wait<MANY_STAGES - 2u>();
-    __syncthreads();
-    const uint32_t ahead = i + MANY_STAGES - 1u;
-    if (ahead < stages) clb_many_copy(from, base + ahead % MANY_STAGES * MANY_STAGE_BYTES, 2u * ahead, across);
-    clb_copies_end_group();
-    clb_many_step<P>(base + i % MANY_STAGES * MANY_STAGE_BYTES, sum);
-  }
-  clb_copies_wait<0>();
-  __syncthreads();
-}
+/* Gate and up share a warp: which of the two is in a place, and of which row tile of the unit's MANY_TILES / 2. */
+CLB_DEVICE uint32_t clb_many_matrix(uint32_t place) { return CLB_WIDE ? place / 4u % 2u : place % 2u; }
+CLB_DEVICE uint32_t clb_many_pair(uint32_t place) { return CLB_WIDE ? place / 8u * 4u + place % 4u : place / 2u; }
 
 /* Between lanes 4 g + q and 4 (g ^ 1) + q: from two rows of weights of two input rows to a pair of neighbouring
    results. c: one tile's sums. After it this lane holds results g & ~1 and + 1 (low), and the same + 8 (high), of input
@@ -117,20 +89,363 @@ CLB_DEVICE clb_pairs clb_make_pairs(const float (&c)[4]) {
   return pairs;
 }
 
-/* Where this lane's pairs of step s belong: input row of the block, and the first result of `low` in its tile. */
-CLB_DEVICE uint32_t clb_pair_row(uint32_t step) {
+/* Where this lane's pairs of step s belong: row of the unit, and the first result of `low` in its tile. */
+CLB_DEVICE uint32_t clb_many_row(uint32_t step) {
   const uint32_t lane = threadIdx.x % CLB_WARP;
-  return threadIdx.x / (4u * CLB_WARP) * 32u + step * CLB_STEP + lane % 4u * 2u + lane / 4u % 2u;
+  const uint32_t first = CLB_WIDE ? 0u : threadIdx.x / (4u * CLB_WARP) * (MANY_ROWS / 2u);
+  return first + step * 8u + lane % 4u * 2u + lane / 4u % 2u;
 }
 CLB_DEVICE uint32_t clb_pair_col() { return threadIdx.x % CLB_WARP / 8u * 2u; }
 
-/* The 16 columns of a tile, of which this lane holds four, as 16 bytes of a split row. */
-template <class P>
-CLB_DEVICE void clb_store_split_pairs(uint32_t* row, uint32_t tile, const clb_pairs& pairs) {
-  uint4 words;
-  clb_split<P>(pairs.low.x, pairs.low.y, &words.x, &words.z);
-  clb_split<P>(pairs.high.x, pairs.high.y, &words.y, &words.w);
-  *reinterpret_cast<uint4*>(row + tile * CLB_TILE + clb_pair_col() * 2u) = words;
+/* The 16 columns of a tile, of which this lane holds four, into a half row. */
+CLB_DEVICE void clb_store_half_pairs(uint16_t* row, uint32_t tile, const clb_pairs& pairs) {
+  uint32_t* to = reinterpret_cast<uint32_t*>(row + tile * CLB_TILE + clb_pair_col());
+  to[0] = clb_half_pair(pairs.low.x, pairs.low.y);
+  to[4] = clb_half_pair(pairs.high.x, pairs.high.y);
 }
+
+/* Barrier of the threads that multiply. */
+CLB_DEVICE void clb_many_barrier() { clb_barrier(1u, MANY_THREADS); }
+
+/* Where chunk c of input row i lies in a stage. */
+CLB_DEVICE uint32_t clb_many_chunk(uint32_t i, uint32_t c) {
+  return MANY_WEIGHT_BYTES + i * MANY_ROW_BYTES + (c ^ i % 8u) * 16u;
+}
+
+template <class P>
+CLB_DEVICE uint4 clb_many_operand(uint32_t at) {
+  const uint4 a = clb_read_shared(at);
+  return make_uint4(P::to_fp16(a.x), P::to_fp16(a.y), P::to_fp16(a.z), P::to_fp16(a.w));
+}
+
+template <uint32_t STEPS>
+CLB_DEVICE void clb_many_clear(float (&sum)[2][STEPS][4]) {
+#pragma unroll
+  for (uint32_t r = 0u; r < 2u; r++)
+#pragma unroll
+    for (uint32_t s = 0u; s < STEPS; s++)
+#pragma unroll
+      for (uint32_t i = 0u; i < 4u; i++)
+        sum[r][s][i] = 0.0f;
+}
+
+#if CLB_WIDE
+
+static_assert(MANY_STAGES * MANY_STAGE_BYTES + 1024u == CLB_MANY_WIDE_SHARED, "abi.h says what the host reserves");
+#define MANY_LAG 2u /* stages between the start of copies and the report that they are there */
+#define MANY_COPY_THREADS (CLB_MANY_WIDE_THREADS - MANY_THREADS)
+#define MANY_PASSES (MANY_ROWS * MANY_CHUNKS / MANY_COPY_THREADS) /* over the rows of a stage */
+
+/* A stage of the ring and how often it came round. */
+struct clb_many_stage {
+  uint32_t base;
+  uint32_t gates;
+  uint32_t index;
+  uint32_t round;
+
+  __device__ __forceinline__ uint32_t at() const { return base + index * MANY_STAGE_BYTES; }
+  __device__ __forceinline__ uint32_t full() const { return gates + index * 8u; }
+  __device__ __forceinline__ uint32_t empty() const { return gates + (MANY_STAGES + index) * 8u; }
+  __device__ __forceinline__ void next() {
+    index = (index + 1u == MANY_STAGES) ? 0u : index + 1u;
+    round ^= (index == 0u) ? 1u : 0u;
+  }
+};
+
+/* Stages that a thread copied and did not report yet: their cp.async must be there first, and be fenced. */
+struct clb_many_reports {
+  clb_many_stage stage; /* the oldest of them */
+  uint32_t count;
+
+  __device__ __forceinline__ void report() {
+    clb_fence_async();
+    clb_gate_arrive(stage.full());
+    stage.next();
+    count--;
+  }
+  __device__ __forceinline__ void add() {
+    clb_copies_end_group();
+    count++;
+    if (count <= MANY_LAG) return;
+    clb_copies_wait<MANY_LAG>();
+    report();
+  }
+  __device__ __forceinline__ void finish() {
+    clb_copies_wait<0>();
+    while (count > 0u)
+      report();
+  }
+};
+
+/* By the threads that copy: all stages of all units of this block. */
+template <class Job>
+CLB_DEVICE void clb_many_copy(const Job& job, clb_many_stage stage) {
+  const uint32_t own = threadIdx.x - MANY_THREADS;
+  const uint32_t chunk = own % MANY_CHUNKS;
+  const uint32_t row = own / MANY_CHUNKS;
+  constexpr uint32_t each = MANY_COPY_THREADS / MANY_CHUNKS;
+  static_assert(each % 8u == 0u, "the rows of a thread have their chunk at the same place");
+  /* Bulk copies: a warp issues one lane's at a time, so every warp takes some. */
+  constexpr uint32_t each_warp = MANY_TILES / (MANY_COPY_THREADS / CLB_WARP);
+  const uint64_t row_bytes = (uint64_t)job.across * (CLB_TILE * 2u);
+  clb_many_reports reports = {stage, 0u};
+#pragma unroll 1
+  for (uint32_t u = blockIdx.x; u < job.units; u += gridDim.x) {
+    const typename Job::unit unit = job.unit_at(u);
+    const uint32_t place = own % CLB_WARP < each_warp ? own / CLB_WARP * each_warp + own % CLB_WARP : MANY_TILES;
+    const unsigned char* weights = (place < MANY_TILES) ? job.weights(unit, place) : nullptr;
+    const bool there = own < MANY_TILES && job.weights(unit, own) != nullptr;
+    const uint32_t tiles = (uint32_t)__popc(__ballot_sync(CLB_FULL_WARP, there)); /* in the first warp: of all */
+    const unsigned char* rows[MANY_PASSES];
+#pragma unroll
+    for (uint32_t i = 0u; i < MANY_PASSES; i++)
+      rows[i] = reinterpret_cast<const unsigned char*>(job.input) + chunk * 16u +
+                (row + i * each < unit.rows ? job.input_row(unit, row + i * each) : 0u) * row_bytes;
+#pragma unroll 1
+    for (uint32_t tile = 0u; tile < job.across; tile += MANY_COLS) {
+      const uint32_t bytes = min(job.across - tile, MANY_COLS) * MANY_PIECE;
+      clb_gate_wait(stage.empty(), stage.round ^ 1u);
+      if (own == 0u) clb_gate_expect(stage.full(), tiles * bytes);
+      if (weights != nullptr)
+        clb_copy_bulk(stage.at() + place * MANY_COLS * MANY_PIECE, weights + tile * MANY_PIECE, bytes, stage.full());
+      if (chunk * 16u < bytes / CLB_TILE) {
+#pragma unroll
+        for (uint32_t i = 0u; i < MANY_PASSES; i++)
+          if (row + i * each < unit.rows)
+            clb_copy_async(stage.at() + clb_many_chunk(row, chunk) + i * each * MANY_ROW_BYTES,
+                           rows[i] + tile * (CLB_TILE * 2u));
+      }
+      reports.add();
+      stage.next();
+    }
+  }
+  reports.finish();
+}
+
+/* Column tile `col` of the stage, whose operand A is `a`. */
+template <uint32_t STEPS>
+CLB_DEVICE void clb_many_step(uint64_t rows, uint32_t col, const uint4 (&a)[2], float (&sum)[2][STEPS][4]) {
+  const uint64_t b = rows + col * 2u; /* 32 bytes further */
+#pragma unroll
+  for (uint32_t r = 0u; r < 2u; r++) {
+#pragma unroll
+    for (uint32_t s = 0u; s + 8u <= STEPS; s += 8u)
+      clb_wgmma_64(reinterpret_cast<float (&)[8][4]>(sum[r][s]), a[r], b + s * 64u);
+    if (STEPS % 8u != 0u)
+      clb_wgmma_32(reinterpret_cast<float (&)[4][4]>(sum[r][STEPS / 8u * 8u]), a[r], b + STEPS / 8u * 8u * 64u);
+  }
+}
+
+/* The compiler does not know that wgmma writes its registers late: none of them is moved across this. */
+template <uint32_t STEPS>
+CLB_DEVICE void clb_many_hold(float (&sum)[2][STEPS][4]) {
+#pragma unroll
+  for (uint32_t r = 0u; r < 2u; r++)
+#pragma unroll
+    for (uint32_t s = 0u; s < STEPS; s++)
+#pragma unroll
+      for (uint32_t i = 0u; i < 4u; i++)
+        clb_wgmma_hold(sum[r][s][i]);
+}
+
+/* Starts column tiles col, .. + COUNT - 1 of a stage, one group, once the group before the last is done: its operands A
+   may be in the same registers. */
+template <class P, uint32_t COUNT, uint32_t STEPS>
+CLB_DEVICE void clb_many_start(const clb_many_stage& stage, uint32_t col, float (&sum)[2][STEPS][4]) {
+  const uint64_t rows = clb_wgmma_rows(stage.at() + MANY_WEIGHT_BYTES);
+  uint4 a[COUNT][2];
+#pragma unroll
+  for (uint32_t i = 0u; i < COUNT; i++)
+#pragma unroll
+    for (uint32_t r = 0u; r < 2u; r++)
+      a[i][r] = clb_many_operand<P>(stage.at() + (clb_many_tile(r) * MANY_COLS + col + i) * MANY_PIECE +
+                                    threadIdx.x % CLB_WARP * 16u);
+  clb_wgmma_fence();
+#pragma unroll
+  for (uint32_t i = 0u; i < COUNT; i++)
+    clb_many_step(rows, col + i, a[i], sum);
+  clb_wgmma_commit();
+  clb_wgmma_wait<1>();
+}
+
+/* The stage is read. */
+CLB_DEVICE void clb_many_release(const clb_many_stage& stage) {
+  if (threadIdx.x % CLB_WARP == 0u) clb_gate_arrive(stage.empty());
+}
+
+/* The product of a unit of at most 8 * STEPS rows: while a group of wgmma runs, the operands A of the next are read. */
+template <class P, uint32_t STEPS>
+CLB_DEVICE void clb_many_multiply(clb_many_stage& stage, uint32_t across, float (&sum)[2][STEPS][4]) {
+  clb_many_stage before = stage;
+  clb_many_clear(sum);
+  clb_many_hold(sum);
+#pragma unroll 1
+  for (uint32_t left = across; left >= MANY_COLS; left -= MANY_COLS) {
+    clb_gate_wait(stage.full(), stage.round);
+    clb_many_start<P, 1u>(stage, 0u, sum);
+    if (left != across) clb_many_release(before);
+    before = stage;
+#pragma unroll
+    for (uint32_t i = 1u; i < MANY_COLS; i++)
+      clb_many_start<P, 1u>(stage, i, sum);
+    stage.next();
+  }
+  clb_wgmma_wait<0>();
+  clb_many_hold(sum);
+  if (across >= MANY_COLS) clb_many_release(before);
+  if (across % MANY_COLS == 0u) return;
+  clb_gate_wait(stage.full(), stage.round);
+#pragma unroll 1
+  for (uint32_t i = 0u; i < across % MANY_COLS; i++) {
+    clb_many_start<P, 1u>(stage, i, sum);
+    clb_wgmma_wait<0>();
+    clb_many_hold(sum);
+  }
+  clb_many_release(stage);
+  stage.next();
+}
+
+template <class P, uint32_t STEPS, class Job>
+CLB_DEVICE void clb_many_unit(const Job& job, const typename Job::unit& unit, clb_many_stage& stage,
+                              const float (&scale)[MANY_ROWS]) {
+  float sum[2][STEPS][4];
+  clb_many_multiply<P>(stage, job.across, sum);
+  clb_many_barrier(); /* scale is there; what the unit before last left in shared memory is read */
+  job.finish(unit, sum, scale);
+}
+
+template <class P, class Job>
+CLB_DEVICE void clb_many_run(const Job& job, const void* memory, clb_many_shared& shared) {
+  clb_many_stage stage = {(clb_shared_address(memory) + 1023u) / 1024u * 1024u, clb_shared_address(shared.gates), 0u,
+                          0u};
+  if (threadIdx.x == 0u) {
+    for (uint32_t i = 0u; i < MANY_STAGES; i++) {
+      clb_gate_init(stage.gates + i * 8u, MANY_COPY_THREADS + 1u);
+      clb_gate_init(stage.gates + (MANY_STAGES + i) * 8u, MANY_WARPS);
+    }
+    clb_fence_async();
+  }
+  __syncthreads();
+  if (threadIdx.x >= MANY_THREADS) {
+    clb_registers_give<72u>();
+    clb_many_copy(job, stage);
+    return;
+  }
+  clb_registers_take<216u>();
+  uint32_t turn = 0u;
+#pragma unroll 1
+  for (uint32_t u = blockIdx.x; u < job.units; u += gridDim.x, turn ^= 1u) {
+    const typename Job::unit unit = job.unit_at(u);
+    if (threadIdx.x < unit.rows) shared.scale[turn][threadIdx.x] = job.scale(unit, threadIdx.x);
+    if (unit.rows > 96u) {
+      clb_many_unit<P, 16u>(job, unit, stage, shared.scale[turn]);
+    } else if (unit.rows > 64u) {
+      clb_many_unit<P, 12u>(job, unit, stage, shared.scale[turn]);
+    } else if (unit.rows > 32u) {
+      clb_many_unit<P, 8u>(job, unit, stage, shared.scale[turn]);
+    } else {
+      clb_many_unit<P, 4u>(job, unit, stage, shared.scale[turn]);
+    }
+  }
+}
+
+#else                                    /* mma.sync */
+
+static_assert(MANY_STAGES * MANY_STAGE_BYTES == CLB_MANY_SHARED, "abi.h says what the host reserves");
+#define MANY_STEPS (MANY_ROWS / 2u / 8u) /* of a warp */
+#define MANY_PASSES (MANY_ROWS * MANY_CHUNKS / MANY_THREADS)
+
+/* What a thread copies: its lane of row tile `warp` (NULL: nothing), and chunk threadIdx.x % 8 of rows threadIdx.x / 8,
+   + 32 (NULL: nothing). */
+struct clb_many_operands {
+  const unsigned char* weights;
+  const unsigned char* rows[MANY_PASSES];
+};
+
+CLB_DEVICE void clb_many_copy(const clb_many_operands& from, uint32_t stage, uint32_t tile, uint32_t across) {
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  const uint32_t chunk = threadIdx.x % MANY_CHUNKS;
+#pragma unroll
+  for (uint32_t i = 0u; i < MANY_COLS; i++)
+    if (tile + i < across && from.weights != nullptr)
+      clb_copy_async(stage + (threadIdx.x / CLB_WARP * MANY_COLS + i) * MANY_PIECE + lane * 16u,
+                     from.weights + (uint64_t)(tile + i) * MANY_PIECE);
+#pragma unroll
+  for (uint32_t i = 0u; i < MANY_PASSES; i++)
+    if (tile + chunk / 2u < across && from.rows[i] != nullptr)
+      clb_copy_async(stage + clb_many_chunk(threadIdx.x / MANY_CHUNKS + i * 32u, chunk),
+                     from.rows[i] + tile * (CLB_TILE * 2u));
+}
+
+template <class P>
+CLB_DEVICE void clb_many_step(uint32_t stage, uint32_t col, float (&sum)[2][MANY_STEPS][4]) {
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  uint4 a[2];
+#pragma unroll
+  for (uint32_t r = 0u; r < 2u; r++)
+    a[r] = clb_many_operand<P>(stage + (clb_many_tile(r) * MANY_COLS + col) * MANY_PIECE + lane * 16u);
+#pragma unroll
+  for (uint32_t s = 0u; s < MANY_STEPS; s += 2u) {
+    const uint32_t row = threadIdx.x / (4u * CLB_WARP) * (MANY_ROWS / 2u) + s * 8u + lane / 16u * 8u + lane % 8u;
+    const uint4 b = clb_load_matrices(stage + clb_many_chunk(row, col * 2u + lane / 8u % 2u));
+#pragma unroll
+    for (uint32_t r = 0u; r < 2u; r++) {
+      clb_mma_fp16(sum[r][s], a[r], b.x, b.y);
+      clb_mma_fp16(sum[r][s + 1u], a[r], b.z, b.w);
+    }
+  }
+}
+
+/* Ends with a barrier. */
+template <class P>
+CLB_DEVICE void clb_many_multiply(uint32_t base, const clb_many_operands& from, uint32_t across,
+                                  float (&sum)[2][MANY_STEPS][4]) {
+  const uint32_t stages = (across + MANY_COLS - 1u) / MANY_COLS;
+  clb_many_clear(sum);
+#pragma unroll
+  for (uint32_t i = 0u; i < MANY_STAGES - 1u; i++) {
+    if (i < stages) clb_many_copy(from, base + i * MANY_STAGE_BYTES, i * MANY_COLS, across);
+    clb_copies_end_group();
+  }
+#pragma unroll 1
+  for (uint32_t i = 0u; i < stages; i++) {
+    clb_copies_wait<MANY_STAGES - 2u>();
+    __syncthreads();
+    const uint32_t ahead = i + MANY_STAGES - 1u;
+    if (ahead < stages) clb_many_copy(from, base + ahead % MANY_STAGES * MANY_STAGE_BYTES, ahead * MANY_COLS, across);
+    clb_copies_end_group();
+    for (uint32_t c = 0u; c < MANY_COLS && i * MANY_COLS + c < across; c++)
+      clb_many_step<P>(base + i % MANY_STAGES * MANY_STAGE_BYTES, c, sum);
+  }
+  clb_copies_wait<0>();
+  __syncthreads();
+}
+
+template <class P, class Job>
+CLB_DEVICE void clb_many_run(const Job& job, const void* memory, clb_many_shared& shared) {
+  if (threadIdx.x >= MANY_THREADS) return; /* launched for the other form */
+  const uint32_t row = threadIdx.x / MANY_CHUNKS;
+  const uint64_t row_bytes = (uint64_t)job.across * (CLB_TILE * 2u);
+  uint32_t turn = 0u;
+#pragma unroll 1
+  for (uint32_t u = blockIdx.x; u < job.units; u += gridDim.x, turn ^= 1u) {
+    const typename Job::unit unit = job.unit_at(u);
+    if (threadIdx.x < unit.rows) shared.scale[turn][threadIdx.x] = job.scale(unit, threadIdx.x);
+    clb_many_operands from;
+    from.weights = job.weights(unit, threadIdx.x / CLB_WARP);
+    if (from.weights != nullptr) from.weights += threadIdx.x % CLB_WARP * 16u;
+#pragma unroll
+    for (uint32_t i = 0u; i < MANY_PASSES; i++)
+      from.rows[i] = (row + i * 32u < unit.rows)
+                         ? reinterpret_cast<const unsigned char*>(job.input) +
+                               job.input_row(unit, row + i * 32u) * row_bytes + threadIdx.x % MANY_CHUNKS * 16u
+                         : nullptr;
+    float sum[2][MANY_STEPS][4];
+    clb_many_multiply<P>(clb_shared_address(memory), from, job.across, sum);
+    job.finish(unit, sum, shared.scale[turn]);
+  }
+}
+
+#endif /* CLB_WIDE */
 
 #endif /* CLB_MANY_CUH */

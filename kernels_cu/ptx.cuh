@@ -96,6 +96,32 @@ CLB_DEVICE void clb_write_shared(uint32_t at, const uint4& value) {
                : "memory");
 }
 
+/* Four matrices of 8 x 8 halves: lane l names row l % 8 of matrix l / 8 (16 bytes, aligned); lane 4 g + q gets columns
+   2q, 2q + 1 of row g of each matrix. Transposed: of each matrix' transpose. */
+CLB_DEVICE uint4 clb_load_matrices(uint32_t row) {
+  uint4 value;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(row)
+               : "memory");
+  return value;
+}
+
+CLB_DEVICE uint4 clb_load_matrices_transposed(uint32_t row) {
+  uint4 value;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(row)
+               : "memory");
+  return value;
+}
+
+/* The same value, which the compiler may not compute with ahead of here: fewer registers. */
+CLB_DEVICE uint32_t clb_not_ahead(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 /* Barrier 1 .. 15 of the block, for `threads` of its threads, whole warps; 0 is __syncthreads. */
 CLB_DEVICE void clb_barrier(uint32_t barrier, uint32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");

@@ -1,127 +1,144 @@
 /*
- * router_logits.cu: the router's scores of every row, in fp32 throughout: they decide which experts run.
+ * router_logits.cu: the router's scores of prompts, in fp32 throughout: they decide which experts run.
  *
- * Operation  clb_router_logits: see abi.h. The norm is applied here (its scale after the sum); the gate of the shared
- *            expert is one more row of the matrix.
+ * Operation  clb_router_logits: see abi.h.
  * Reference  tests/cuda/test_step_kernels.py (numpy, float64).
- * Grid       (experts + 1 rounded up to 4 / 4, max_rows / 8 rounded up) blocks of 256 threads: a block takes 4 experts
- *            and 8 rows; its 8 warps share the columns, 128 at a time each.
+ * Grid       (experts, and the gate of the shared expert, / 32 rounded up, max_rows / 32 rounded up) blocks of 256
+ *            threads. Columns go through shared memory 64 at a time; four groups of two warps take 16 of them each, a
+ *            thread 4 experts times 4 rows; the four sums are added in order.
  * Needs      sm_80; sm_90 for programmatic edges.
- * Roofline   decode: 4 * experts * hidden bytes, 1 MB for Qwen3-30B: 0.24 us, so latency-bound: target 2 us. Prompts:
- *            2 * T * experts * hidden flops, 1.1 GFLOP for 2,048 rows: 18 us at 60 TFLOP/s; bound by L2 reads, 96 KB a
- *            block: 150 us. Measured (H200, 2026-11-29): 6.5 us at 1 to 32 rows, 290 us at 2,048.
+ * Roofline   2 * T * experts * hidden flops, 1.1 GFLOP for 2,048 rows of Qwen3-30B: 18 us at 60 TFLOP/s; a thread's two
+ *            16-byte reads of shared memory serve 16 fused multiply-adds. Target: 40 us, and 12 us up to 512 rows.
  */
 #include "../engine_c/src/exact_math.h"
 #include "device.cuh"
 
-#define EXPERTS 4u
-#define ROWS 8u
-#define WARPS (CLB_MATMUL_THREADS / CLB_WARP)
-#define PASS_COLS (CLB_MATMUL_THREADS * 4u)
-#define PASSES_AHEAD 2u /* whose weights are read before the wait: hidden sizes up to 2,048 */
+#define SIDE 32u /* experts, and rows, of a block */
+#define COLS 64u
+#define GROUPS 4u
+#define GROUP_THREADS (CLB_MATMUL_THREADS / GROUPS)
+#define GROUP_COLS (COLS / GROUPS)
+#define EACH 4u                                       /* experts, and rows, of a thread */
+#define QUADS (COLS / 4u * SIDE / CLB_MATMUL_THREADS) /* of four columns that a thread copies of a side */
+#define PAD 4u
 
 struct logits_shared {
-  float part[WARPS][EXPERTS * ROWS];
-  float scale[ROWS];
+  float weights[COLS][SIDE + PAD]; /* times the norm */
+  float rows[COLS][SIDE + PAD];
+  float sums[GROUPS][SIDE][SIDE + 1u]; /* row, expert */
 };
 
-CLB_DEVICE float4 times(float4 a, float4 b) { return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
+/* What a thread copies: columns 4 (i * 8 + warp), .. of expert and row `lane`. */
+struct ahead {
+  float4 weights[QUADS];
+  float4 rows[QUADS];
+};
 
-/* The weights of this block's experts at four columns, each times the norm there; zeros beyond the last column. */
-CLB_DEVICE void read_weights(const clb_router_logits_args& a, uint32_t col, float4 (&w)[EXPERTS]) {
-  const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const bool there = col < a.hidden;
-  const float4 norm = there ? *reinterpret_cast<const float4*>(a.norm + col) : zero;
+CLB_DEVICE float4 read_four(const float* at, bool there) {
+  return there ? *reinterpret_cast<const float4*>(at) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+}
+
+CLB_DEVICE void read_ahead(const clb_router_logits_args& a, const float* weights, const float* row, uint32_t begin,
+                           ahead& next) {
 #pragma unroll
-  for (uint32_t i = 0u; i < EXPERTS; i++) {
-    const uint32_t expert = blockIdx.x * EXPERTS + i;
-    const float* row = (expert < a.experts)    ? a.weights + (uint64_t)expert * a.hidden
-                       : (expert == a.experts) ? a.shared_gate
-                                               : nullptr;
-    w[i] = (there && row != nullptr) ? times(*reinterpret_cast<const float4*>(row + col), norm) : zero;
+  for (uint32_t i = 0u; i < QUADS; i++) {
+    const uint32_t col = begin + (i * (CLB_MATMUL_THREADS / CLB_WARP) + threadIdx.x / CLB_WARP) * 4u;
+    const bool in = col < a.hidden;
+    const float4 w = read_four(weights + col, in && weights != nullptr);
+    const float4 norm = read_four(a.norm + col, in);
+    next.weights[i] = make_float4(w.x * norm.x, w.y * norm.y, w.z * norm.z, w.w * norm.w);
+    next.rows[i] = read_four(row + col, in && row != nullptr);
   }
 }
 
-CLB_DEVICE void add_products(const clb_router_logits_args& a, uint32_t first, uint32_t last, uint32_t col,
-                             const float4 (&w)[EXPERTS], float (&sums)[EXPERTS * ROWS]) {
-  float4 x[ROWS]; /* rows beyond the last are the last again; their sums are not stored */
-#pragma unroll
-  for (uint32_t r = 0u; r < ROWS; r++)
-    x[r] = *reinterpret_cast<const float4*>(a.residual + (uint64_t)min(first + r, last) * a.hidden + col);
-#pragma unroll
-  for (uint32_t i = 0u; i < EXPERTS; i++) {
-#pragma unroll
-    for (uint32_t r = 0u; r < ROWS; r++) {
-      float& sum = sums[i * ROWS + r];
-      sum = fmaf(w[i].x, x[r].x, sum);
-      sum = fmaf(w[i].y, x[r].y, sum);
-      sum = fmaf(w[i].z, x[r].z, sum);
-      sum = fmaf(w[i].w, x[r].w, sum);
-    }
-  }
-}
-
-/* Lane l gets the sum over all lanes of values[l], each by its own fixed tree. */
-CLB_DEVICE float sum_transposed(float (&values)[EXPERTS * ROWS]) {
-  static_assert(EXPERTS * ROWS == CLB_WARP, "one value a lane");
+CLB_DEVICE void put_column(float (&side)[COLS][SIDE + PAD], uint32_t col, const float4& four) {
   const uint32_t lane = threadIdx.x % CLB_WARP;
-#pragma unroll
-  for (uint32_t half = CLB_WARP / 2u; half > 0u; half /= 2u) {
-    const bool upper = (lane & half) != 0u;
-#pragma unroll
-    for (uint32_t i = 0u; i < half; i++) {
-      const float send = upper ? values[i] : values[i + half];
-      const float keep = upper ? values[i + half] : values[i];
-      values[i] = keep + __shfl_xor_sync(CLB_FULL_WARP, send, half);
-    }
-  }
-  return values[0];
+  side[col][lane] = four.x;
+  side[col + 1u][lane] = four.y;
+  side[col + 2u][lane] = four.z;
+  side[col + 3u][lane] = four.w;
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS)
+CLB_DEVICE void put(logits_shared& shared, const ahead& next) {
+#pragma unroll
+  for (uint32_t i = 0u; i < QUADS; i++) {
+    const uint32_t col = (i * (CLB_MATMUL_THREADS / CLB_WARP) + threadIdx.x / CLB_WARP) * 4u;
+    put_column(shared.weights, col, next.weights[i]);
+    put_column(shared.rows, col, next.rows[i]);
+  }
+}
+
+/* This group's columns of a stage. Thread i of a group: experts 4 (i % 8), .. and rows 4 (i / 8), ... */
+CLB_DEVICE void add_columns(const logits_shared& shared, float (&sum)[EACH][EACH]) {
+  const uint32_t own = threadIdx.x % GROUP_THREADS;
+  const uint32_t first = threadIdx.x / GROUP_THREADS * GROUP_COLS;
+#pragma unroll
+  for (uint32_t c = 0u; c < GROUP_COLS; c++) {
+    const float4 w = *reinterpret_cast<const float4*>(&shared.weights[first + c][own % 8u * EACH]);
+    const float4 x = *reinterpret_cast<const float4*>(&shared.rows[first + c][own / 8u * EACH]);
+    const float of_expert[EACH] = {w.x, w.y, w.z, w.w};
+    const float of_row[EACH] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (uint32_t r = 0u; r < EACH; r++)
+#pragma unroll
+      for (uint32_t e = 0u; e < EACH; e++)
+        sum[r][e] = fmaf(of_expert[e], of_row[r], sum[r][e]);
+  }
+}
+
+/* Results 4 i, .. of the block's 32 x 32, experts running fastest. */
+CLB_DEVICE void finish(const clb_router_logits_args& a, const logits_shared& shared, uint32_t count) {
+  const uint32_t sums = (a.hidden + CLB_HALF_SUM - 1u) / CLB_HALF_SUM;
+  for (uint32_t i = threadIdx.x; i < SIDE * SIDE; i += CLB_MATMUL_THREADS) {
+    const uint32_t row = blockIdx.y * SIDE + i / SIDE;
+    const uint32_t expert = blockIdx.x * SIDE + i % SIDE;
+    if (row >= count || expert > a.experts) continue;
+    float logit = 0.0f;
+#pragma unroll
+    for (uint32_t g = 0u; g < GROUPS; g++)
+      logit += shared.sums[g][i / SIDE][i % SIDE];
+    logit *= clb_half_row_scale(a.sumsq + (uint64_t)row * sums, a.hidden, a.epsilon);
+    if (expert < a.experts) {
+      a.logits[(uint64_t)row * a.experts + expert] = logit;
+    } else if (a.shared_gate != nullptr) {
+      a.shared_scale[row] = clb_exact_sigmoid(logit);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MATMUL_THREADS, 2)
     clb_router_logits(const __grid_constant__ clb_router_logits_args a) {
   __shared__ logits_shared shared;
-  const uint32_t lane = threadIdx.x % CLB_WARP;
-  const uint32_t warp = threadIdx.x / CLB_WARP;
-  const uint32_t first = blockIdx.y * ROWS;
-  float4 ahead[PASSES_AHEAD][EXPERTS];
-#pragma unroll
-  for (uint32_t i = 0u; i < PASSES_AHEAD; i++)
-    read_weights(a, i * PASS_COLS + threadIdx.x * 4u, ahead[i]);
   clb_wait_for_inputs();
   clb_release_dependents();
   const uint32_t count = *a.row_count;
-  if (first >= count) return;
-  float sums[EXPERTS * ROWS];
+  if (blockIdx.y * SIDE >= count) return;
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  const uint32_t expert = blockIdx.x * SIDE + lane;
+  const uint32_t row = blockIdx.y * SIDE + lane;
+  const float* weights = (expert < a.experts)    ? a.weights + (uint64_t)expert * a.hidden
+                         : (expert == a.experts) ? a.shared_gate
+                                                 : nullptr;
+  const float* residual = (row < count) ? a.residual + (uint64_t)row * a.hidden : nullptr;
+  float sum[EACH][EACH];
 #pragma unroll
-  for (uint32_t i = 0u; i < EXPERTS * ROWS; i++)
-    sums[i] = 0.0f;
+  for (uint32_t i = 0u; i < EACH * EACH; i++)
+    sum[i / EACH][i % EACH] = 0.0f;
+  ahead next;
+  read_ahead(a, weights, residual, 0u, next);
+#pragma unroll 1
+  for (uint32_t begin = 0u; begin < a.hidden; begin += COLS) {
+    put(shared, next);
+    __syncthreads();
+    if (begin + COLS < a.hidden) read_ahead(a, weights, residual, begin + COLS, next);
+    add_columns(shared, sum);
+    __syncthreads();
+  }
+  const uint32_t own = threadIdx.x % GROUP_THREADS;
 #pragma unroll
-  for (uint32_t i = 0u; i < PASSES_AHEAD; i++) {
-    const uint32_t col = i * PASS_COLS + threadIdx.x * 4u;
-    if (col < a.hidden) add_products(a, first, count - 1u, col, ahead[i], sums);
-  }
-  for (uint32_t col = PASSES_AHEAD * PASS_COLS + threadIdx.x * 4u; col < a.hidden; col += PASS_COLS) {
-    read_weights(a, col, ahead[0]);
-    add_products(a, first, count - 1u, col, ahead[0], sums);
-  }
-  shared.part[warp][lane] = sum_transposed(sums);
-  const uint32_t tiles = a.hidden / CLB_TILE;
-  const uint32_t mine = min(first + warp, count - 1u);
-  const float scale = clb_row_scale(a.sumsq + (uint64_t)mine * tiles, tiles, a.hidden, a.epsilon);
-  if (lane == 0u) shared.scale[warp] = scale;
+  for (uint32_t i = 0u; i < EACH * EACH; i++)
+    shared.sums[threadIdx.x / GROUP_THREADS][own / 8u * EACH + i / EACH][own % 8u * EACH + i % EACH] =
+        sum[i / EACH][i % EACH];
   __syncthreads();
-  const uint32_t expert = blockIdx.x * EXPERTS + lane / ROWS;
-  const uint32_t row = first + lane % ROWS;
-  if (warp > 0u || row >= count) return;
-  float logit = 0.0f;
-#pragma unroll
-  for (uint32_t w = 0u; w < WARPS; w++)
-    logit += shared.part[w][lane];
-  logit *= shared.scale[lane % ROWS];
-  if (expert < a.experts) {
-    a.logits[(uint64_t)row * a.experts + expert] = logit;
-  } else if (expert == a.experts && a.shared_gate != nullptr) {
-    a.shared_scale[row] = clb_exact_sigmoid(logit);
-  }
+  finish(a, shared, count);
 }

@@ -411,7 +411,7 @@ class DeviceDesc(ctypes.Structure):
         ("arena_bytes", c_uint64),
         ("channel_device", c_uint64),
         ("multiprocessors", c_uint32),
-        ("reserved", c_uint32),
+        ("capability", c_uint32),
     ]
 
 

@@ -237,6 +237,7 @@ class CudaDevice:
             arena_bytes=self.arena_bytes,
             channel_device=channel_device,
             multiprocessors=self.info.multiprocessors,
+            capability=self.info.capability[0] * 10 + self.info.capability[1],
         )
 
     def read_bandwidth(self, rounds: int = 4) -> float:

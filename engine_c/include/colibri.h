@@ -458,7 +458,7 @@ typedef struct clb_device_desc {
   uint64_t arena_bytes;
   uint64_t channel_device; /* the channel's mapping as the device sees it: results are written in place */
   uint32_t multiprocessors;
-  uint32_t reserved;
+  uint32_t capability; /* compute capability, 90 for 9.0 */
 } clb_device_desc;
 
 enum { CLB_WEIGHTS_FILES = 0, CLB_WEIGHTS_DUMMY = 1 }; /* clb_weights */

@@ -6,6 +6,7 @@
  *   cuda_load.c    weights into the arena                      cuda_graph.c    the same, captured into graphs
  *   cuda_read.c    files of a pack, by several threads         cuda_loop.c     steps in flight, events one step behind
  *   cuda_slots.c   a request's state onto the device           cuda_open.c     open and close
+ *   cuda_prompt.c  the layers of a prefill step
  *
  * clb_cuda owns the graphs and nothing else; arena, page-locked memory, stream and kernels are the worker's
  * (clb_device_desc). Every driver call after open is made by the engine's own thread. A failing one is final: the

@@ -111,6 +111,13 @@ static uint64_t take(uint64_t* end, uint64_t bytes) {
   return at;
 }
 
+/* Bytes of (rows, cols) activations: half rows of prompts, or split rows of a decode step. */
+static uint64_t row_bytes(uint64_t rows, uint64_t few, uint64_t cols) {
+  const uint64_t half = rows * sizeof(uint16_t);
+  const uint64_t split = few * sizeof(uint32_t);
+  return (half > split ? half : split) * cols;
+}
+
 static uint64_t table_rows(const clb_model_desc* model) {
   uint64_t rows = 0;
   for (uint32_t l = 0; l < model->layers; ++l) {
@@ -148,13 +155,13 @@ static void plan_attention(const clb_model_desc* model, clb_cuda_layout* at, uin
   const uint64_t kv = (uint64_t)model->kv_heads * model->head_dim;
   const uint64_t splits = (uint64_t)CLB_FEW_ROWS * model->heads * CLB_ATTENTION_SPLITS;
   at->residual = take(end, rows * hidden * sizeof(float));
-  for (uint32_t i = 0; i < 2u; ++i) {
-    at->input[i] = take(end, rows * hidden * sizeof(uint32_t));
-    at->sumsq[i] = take(end, rows * (hidden / CLB_TILE) * sizeof(float));
-  }
+  at->input[0] = take(end, rows * hidden * sizeof(uint32_t)); /* the head's: split rows of prompts too */
+  at->input[1] = take(end, row_bytes(rows, CLB_FEW_ROWS, hidden));
+  at->sumsq[0] = take(end, rows * (hidden / CLB_TILE) * sizeof(float));
+  at->sumsq[1] = take(end, rows * (hidden / CLB_TILE) * sizeof(float));
   at->rope = take(end, rows * model->head_dim * sizeof(float));
   at->qkv = take(end, rows * (q + 2u * kv) * sizeof(float));
-  at->attended = take(end, rows * q * sizeof(uint32_t));
+  at->attended = take(end, row_bytes(rows, CLB_FEW_ROWS, q));
   at->partial = take(end, splits * model->head_dim * sizeof(float));
   at->partial_state = take(end, splits * 2u * sizeof(float));
   at->attend_tickets = take(end, (uint64_t)CLB_FEW_ROWS * model->heads * sizeof(uint32_t));
@@ -178,8 +185,8 @@ static void plan_ffn(const clb_model_desc* model, const clb_cuda_extents* extent
   at->bucket_tokens = take(end, places * sizeof(uint32_t));
   at->bucket_places = take(end, places * sizeof(uint32_t));
   const uint64_t first = *end;
-  at->activation = take(end, places * extents->expert_width * sizeof(uint32_t));
-  at->shared_activation = take(end, rows * extents->shared_width * sizeof(uint32_t));
+  at->activation = take(end, row_bytes(places, (uint64_t)CLB_FEW_ROWS * extents->k_max, extents->expert_width));
+  at->shared_activation = take(end, row_bytes(rows, CLB_FEW_ROWS, extents->shared_width));
   at->expert_partial = take(end, places * hidden * sizeof(float));
   at->shared_partial = take(end, extents->shared_width == 0u ? 0u : rows * hidden * sizeof(float));
   uint64_t places_few = extents->k_max;

@@ -194,7 +194,7 @@ static void add_kernel(uint32_t index, const char* name, uint32_t bytes, void (*
 static void make_kernels(void) {
   add_kernel(0, "clb_embed_bf16", sizeof(clb_embed_args), run_embed);
   add_kernel(1, "clb_linear_bf16", sizeof(clb_matmul_args), run_nothing);
-  add_kernel(2, "clb_linear_many_bf16", sizeof(clb_matmul_args), run_nothing);
+  add_kernel(2, "clb_linear_many_bf16", sizeof(clb_matmul_many_args), run_nothing);
   add_kernel(3, "clb_router_logits", sizeof(clb_router_logits_args), run_nothing);
   add_kernel(4, "clb_router_fp32", sizeof(clb_router_args), run_router);
   add_kernel(5, "clb_bucket", sizeof(clb_bucket_args), run_nothing);
@@ -206,7 +206,7 @@ static void make_kernels(void) {
   add_kernel(11, "clb_attend_fp16_bf16", sizeof(clb_attend_args), run_nothing);
   add_kernel(12, "clb_route", sizeof(clb_route_args), run_route);
   add_kernel(13, "clb_append_fp16", sizeof(clb_prefill_attention_args), run_nothing);
-  add_kernel(14, "clb_attend_many_fp16_bf16", sizeof(clb_prefill_attention_args), run_nothing);
+  add_kernel(14, "clb_attend_many_fp16", sizeof(clb_prefill_attention_args), run_nothing);
   add_kernel(15, "clb_sample", sizeof(clb_sample_args), run_sample);
   add_kernel(16, "clb_publish", sizeof(clb_publish_args), run_publish);
   add_kernel(17, "clb_prompt_logprobs", sizeof(clb_prompt_logprobs_args), run_prompt);
@@ -267,7 +267,8 @@ void cuda_rig_init(cuda_rig* r, uint32_t fail_at) {
                                 .entries = &entries,
                                 .stream = &kernels,
                                 .copy_stream = &entries,
-                                .multiprocessors = 4};
+                                .multiprocessors = 4,
+                                .capability = 90};
   r->config = (clb_engine_config){.abi_version = CLB_ABI_VERSION,
                                   .struct_bytes = sizeof(clb_engine_config),
                                   .channel = {.abi_version = CLB_ABI_VERSION,

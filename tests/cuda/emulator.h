@@ -353,6 +353,25 @@ CLB_DEVICE void clb_write_cluster(uint32_t at, const float4& value) {
 CLB_DEVICE void clb_cluster_arrive() {}
 CLB_DEVICE void clb_cluster_wait() { emulator_barrier(0, 0); }
 
+template <bool TRANSPOSED>
+static inline void emulator_matrices(const emulator_words* in, emulator_words* out, uint32_t) {
+  for (uint32_t lane = 0; lane < 32; lane++)
+    for (uint32_t m = 0; m < 4; m++)
+      for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t row = TRANSPOSED ? lane % 4 * 2 + i : lane / 4;
+        const uint32_t col = TRANSPOSED ? lane / 4 : lane % 4 * 2 + i;
+        const uint32_t at = in[m * 8 + row].word[0];
+        if (at % 16 != 0) __builtin_trap();
+        std::memcpy(reinterpret_cast<char*>(&out[lane].word[m]) + i * 2, emulator_shared(at) + col * 2, 2);
+      }
+}
+CLB_DEVICE uint4 clb_load_matrices(uint32_t row) {
+  return emulator_unpack<uint4>(emulator_meet(emulator_pack(row), emulator_matrices<false>, 0));
+}
+CLB_DEVICE uint4 clb_load_matrices_transposed(uint32_t row) {
+  return emulator_unpack<uint4>(emulator_meet(emulator_pack(row), emulator_matrices<true>, 0));
+}
+CLB_DEVICE uint32_t clb_not_ahead(uint32_t value) { return value; }
 CLB_DEVICE void clb_barrier(uint32_t barrier, uint32_t threads) { emulator_barrier(barrier, threads); }
 CLB_DEVICE void clb_zero_shared(uint32_t at) { std::memset(emulator_shared(at), 0, 16); }
 

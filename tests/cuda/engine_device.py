@@ -83,6 +83,7 @@ class EmulatedDevice:
                 arena_bytes=plan.arena,
                 channel_device=channel.base,
                 multiprocessors=MULTIPROCESSORS,
+                capability=80,
             )
         )
 

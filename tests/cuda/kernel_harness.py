@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import cuda_harness
+import kernel_abi
 import numpy as np
 from cuda_mirrors import Launch
 from kernel_abi import constant
@@ -205,6 +206,14 @@ class OnGpu:
         self.gpu.close()
 
 
+def many_launch(machine: Emulated | OnGpu, blocks: int) -> dict[str, int]:
+    """How a many-row kernel is launched there: the form on wgmma has larger blocks."""
+    wide = isinstance(machine, OnGpu) and machine.gpu.device.info.capability == (9, 0)
+    form = "MANY_WIDE" if wide else "MANY"
+    threads = kernel_abi.constant("CLB_MANY_WIDE_THREADS") if wide else 256
+    return {"grid": blocks, "block": threads, "shared": kernel_abi.constant(f"CLB_{form}_SHARED")}
+
+
 Machine = Emulated | OnGpu
 
 # ------------------------------------------------------------------ number formats
@@ -247,6 +256,22 @@ def unsplit_rows(words: Array, precision: str) -> NDArray[np.float32]:
     both = np.ascontiguousarray(halves.transpose(3, 0, 1, 4, 2, 5)).reshape(2, rows, cols)
     total = from_half(both[0], precision) + from_half(both[1], precision)
     return total / np.float32(scale_of(precision))
+
+
+def half_rows(values: Array) -> NDArray[np.float16]:
+    """(T, cols) float32 as half rows."""
+    return (np.asarray(values, np.float32) * np.float32(scale_of("fp16"))).astype(np.float16)
+
+
+def unhalf_rows(halves: Array) -> NDArray[np.float32]:
+    """The inverse of half_rows."""
+    return halves.astype(np.float32) / np.float32(scale_of("fp16"))
+
+
+def half_sums(values: Array) -> NDArray[np.float32]:
+    """Sums of squares of 64 columns: (T, cols) -> (T, cols / 64 rounded up)."""
+    squares = np.pad(values.astype(np.float64) ** 2, ((0, 0), (0, -values.shape[1] % 64)))
+    return squares.reshape(values.shape[0], squares.shape[1] // 64, 64).sum(2).astype(np.float32)
 
 
 def tile_sums(values: Array) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ import pytest
 
 EPSILON = 1e-6
 LIMIT = {"bf16": 3e-5, "fp16": 2e-5}  # relative L2 error: split rows of 16 or 22 bits; mma cuts fp32 sums off
+HALF_LIMIT = 4e-4  # half rows of 11 bits
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ LARGE_FEW = [
     Case(2048, 4096, 32, residual=True, blocks=128), Case(32001, 2048, 7, candidates=True, blocks=264),
     Case(2048, 2048, 13, residual=True, blocks=128),
 ]  # fmt: skip
-LARGE_MANY = [Case(5120, 2048, 300, bias=True), Case(1024, 4096, 700, residual=True), Case(512, 5632, 513)]
+LARGE_MANY = [
+    Case(5120, 2048, 300, bias=True, blocks=132), Case(1024, 4096, 700, residual=True, blocks=132),
+    Case(512, 5632, 513), Case(2048, 4096, 33, residual=True, blocks=132), Case(1536, 1040, 2048, blocks=132),
+]  # fmt: skip
 
 
 class Run:
@@ -65,34 +69,50 @@ class Run:
         self.run(machine, many=many)
 
     def run(self, machine: harness.Machine, *, many: bool, general: bool = False) -> None:
-        case, precision, put = self.case, self.precision, machine.put
+        self.many = many
+        case, put = self.case, machine.put
         tiles = -(-case.rows // 16)
         self.output = machine.poisoned((case.tokens + 1, case.rows), np.float32)
-        self.next_input = machine.poisoned((case.tokens + 1, case.rows), np.uint32)
-        self.next_sumsq = machine.poisoned((case.tokens + 1, tiles), np.float32)
+        self.next_input = machine.poisoned((case.tokens + 1, case.rows), np.uint16 if many else np.uint32)
+        self.next_sumsq = machine.poisoned((case.tokens + 1, -(-tiles // 4) if many else tiles), np.float32)
         self.candidates = machine.poisoned((case.tokens + 1, tiles, 2), np.uint32)
         self.residual = harness.Output(
             put(np.vstack([self.old, np.full((1, case.rows), 7, np.float32)])), self.output.shape, np.dtype(np.float32)
         )
-        input_rows = harness.split_rows(self.x * self.norm if case.norm else self.x, precision)
-        args = kernel_abi.struct("clb_matmul_args")(
-            weights=put(self.weights), bias=put(self.bias) if case.bias else 0, input=put(input_rows),
-            sumsq=put(harness.tile_sums(self.x)) if case.norm else 0,
-            input_rows=put(self.taken.astype(np.uint32)) if case.gathered else 0,
-            row_count=put(np.array([case.tokens], np.uint32)), output=0 if case.residual else self.output.address,
-            residual=self.residual.address if case.residual else 0, next_norm=put(self.next_norm),
-            next_input=self.next_input.address, next_sumsq=self.next_sumsq.address,
-            candidates=self.candidates.address if case.candidates else 0, output_stride=case.rows, rows=case.rows,
-            cols=case.cols, sumsq_count=case.cols // 16, epsilon=EPSILON,
-        )  # fmt: skip
-        most = max(case.tokens, case.max_tokens, 1)
-        grid: Any = (-(-most // 64), -(-case.rows // 128)) if many else (case.blocks or tiles)
-        kind = "MANY" if many else "LINEAR_8" if case.tokens <= 8 and not general else "LINEAR"
-        name = f"clb_linear_{ {'MANY': 'many_', 'LINEAR_8': '8_', 'LINEAR': ''}[kind] }{precision}"
-        shared = kernel_abi.constant(f"CLB_{kind}_SHARED")
-        machine.run(name, args, grid=grid, block=256, shared=shared)
+        common = {
+            "weights": put(self.weights), "bias": put(self.bias) if case.bias else 0,
+            "row_count": put(np.array([case.tokens], np.uint32)), "output": 0 if case.residual else self.output.address,
+            "residual": self.residual.address if case.residual else 0, "next_norm": put(self.next_norm),
+            "output_stride": case.rows, "rows": case.rows, "cols": case.cols, "epsilon": EPSILON,
+        }  # fmt: skip
+        if many:
+            self._launch_many(machine, common)
+        else:
+            self._launch_few(machine, common, general=general)
         for output in ("output", "next_input", "next_sumsq", "candidates", "residual"):
             setattr(self, output, machine.get(getattr(self, output)))
+
+    def _launch_few(self, machine: harness.Machine, common: dict[str, Any], *, general: bool) -> None:
+        case, precision, put = self.case, self.precision, machine.put
+        args = kernel_abi.struct("clb_matmul_args")(
+            input=put(harness.split_rows(self.x * self.norm if case.norm else self.x, precision)),
+            sumsq=put(harness.tile_sums(self.x)) if case.norm else 0, sumsq_count=case.cols // 16,
+            input_rows=put(self.taken.astype(np.uint32)) if case.gathered else 0, next_input=self.next_input.address,
+            next_sumsq=self.next_sumsq.address, candidates=self.candidates.address if case.candidates else 0, **common,
+        )  # fmt: skip
+        kind = "LINEAR_8" if case.tokens <= 8 and not general else "LINEAR"
+        name = f"clb_linear_{'8_' if kind == 'LINEAR_8' else ''}{precision}"
+        blocks = case.blocks or -(-case.rows // 16)
+        machine.run(name, args, grid=blocks, block=256, shared=kernel_abi.constant(f"CLB_{kind}_SHARED"))
+
+    def _launch_many(self, machine: harness.Machine, common: dict[str, Any]) -> None:
+        case, put = self.case, machine.put
+        args = kernel_abi.struct("clb_matmul_many_args")(
+            input=put(harness.half_rows(self.x * self.norm if case.norm else self.x)),
+            sumsq=put(harness.half_sums(self.x)) if case.norm else 0, next_input=self.next_input.address,
+            next_sumsq=self.next_sumsq.address, **common,
+        )  # fmt: skip
+        machine.run(f"clb_linear_many_{self.precision}", args, **harness.many_launch(machine, case.blocks or 7))
 
     def expected(self) -> Any:
         case = self.case
@@ -101,8 +121,8 @@ class Run:
 
 
 def check(run: Run) -> None:
-    case, precision, expected = run.case, run.precision, run.expected()
-    limit = LIMIT[precision]
+    case, expected = run.case, run.expected()
+    limit = HALF_LIMIT if run.many else LIMIT[run.precision]
     if not case.residual:
         assert harness.relative(run.output[:-1], expected) < limit
         assert run.output[-1:].view(np.uint32).min() == 0xFFFFFFFF, "a row beyond the last was written"
@@ -110,10 +130,13 @@ def check(run: Run) -> None:
         new = run.old + expected
         assert harness.relative(run.residual[:-1], new) < limit
         assert (run.residual[-1] == 7).all()
-        got = harness.unsplit_rows(run.next_input[:-1], precision)
+        if run.many:
+            got, sums = harness.unhalf_rows(run.next_input[:-1].view(np.float16)), harness.half_sums(run.residual[:-1])
+        else:
+            got, sums = harness.unsplit_rows(run.next_input[:-1], run.precision), harness.tile_sums(run.residual[:-1])
         assert harness.relative(got, run.residual[:-1].astype(np.float64) * run.next_norm) < limit
-        np.testing.assert_allclose(run.next_sumsq[:-1], harness.tile_sums(run.residual[:-1]), rtol=1e-5)
-        assert (run.next_input[-1] == 0xFFFFFFFF).all()
+        np.testing.assert_allclose(run.next_sumsq[:-1], sums, rtol=1e-5)
+        assert (run.next_input[-1:].view(np.uint8) == harness.POISON).all()
     if case.candidates:
         values = np.full((case.tokens, -(-case.rows // 16) * 16), -np.inf, np.float32)
         values[:, : case.rows] = run.output[:-1]
@@ -161,13 +184,23 @@ def test_many_rows_of_model_shapes(gpu_machine: harness.OnGpu, case: Case, preci
 
 def test_a_row_does_not_depend_on_its_neighbours(machine: harness.Machine) -> None:
     """A row's bits are the same alone and among 63, whatever the number of blocks."""
-    whole = Run(machine, Case(80, 416, 64), "bf16", many=False)
-    for first in (0, 5, 63):
+    alone_and_among(machine, Case(80, 416, 64), (0, 5, 63), many=False)
+
+
+@pytest.mark.parametrize("tokens", [31, 64, 96, 130])
+def test_a_prompts_row_does_not_depend_on_its_neighbours(machine: harness.Machine, tokens: int) -> None:
+    """A row's bits are the same alone and among others, wherever it lies in a unit of any size."""
+    alone_and_among(machine, Case(80, 416, tokens), (0, 5, tokens - 1), many=True)
+
+
+def alone_and_among(machine: harness.Machine, case: Case, rows: tuple[int, ...], *, many: bool) -> None:
+    whole = Run(machine, case, "bf16", many=many)
+    for first in rows:
         alone = object.__new__(Run)
         alone.__dict__ |= whole.__dict__
-        alone.case = Case(80, 416, 1, blocks=2)
+        alone.case = Case(case.rows, case.cols, 1, blocks=2)
         alone.x, alone.old, alone.taken = whole.x[first : first + 1], whole.old[:1], np.arange(1)
-        alone.run(machine, many=False)
+        alone.run(machine, many=many)
         assert alone.output[0].tobytes() == whole.output[first].tobytes()
 
 

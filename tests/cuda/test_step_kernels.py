@@ -50,9 +50,11 @@ def embed(machine: harness.Machine, precision: str, *, decode: bool, hidden: int
         if decode
         else harness.Output(machine.put(given), (4, 4), np.dtype(np.uint32))
     )
+    inputs, sums = ("input", hidden // 16) if decode else ("half_input", -(-hidden // 64))
     outputs = {
-        "residual": machine.poisoned((4, hidden), np.float32), "input": machine.poisoned((4, hidden), np.uint32),
-        "sumsq": machine.poisoned((4, hidden // 16), np.float32), "rope": machine.poisoned((4, head_dim), np.float32),
+        "residual": machine.poisoned((4, hidden), np.float32),
+        inputs: machine.poisoned((4, hidden), np.uint32 if decode else np.uint16),
+        "sumsq": machine.poisoned((4, sums), np.float32), "rope": machine.poisoned((4, head_dim), np.float32),
     }  # fmt: skip
     args = kernel_abi.struct("clb_embed_args")(
         embedding=machine.put(table), norm=machine.put(norm), inv_freq=machine.put(frequencies),
@@ -65,17 +67,21 @@ def embed(machine: harness.Machine, precision: str, *, decode: bool, hidden: int
     np.testing.assert_array_equal(machine.get(at)[:3], rows.astype(np.uint32))
     expected = np.where((rows[:, :1] == NONE), 0, values[rows[:, 2] % vocab])
     np.testing.assert_array_equal(got["residual"][:3], expected)
-    assert harness.relative(harness.unsplit_rows(got["input"][:3], precision), expected * norm) < 1e-5
-    np.testing.assert_allclose(got["sumsq"][:3], harness.tile_sums(expected), rtol=1e-5)
+    if decode:
+        assert harness.relative(harness.unsplit_rows(got["input"][:3], precision), expected * norm) < 1e-5
+        np.testing.assert_allclose(got["sumsq"][:3], harness.tile_sums(expected), rtol=1e-5)
+    else:
+        assert harness.relative(harness.unhalf_rows(got["half_input"][:3].view(np.float16)), expected * norm) < 3e-4
+        np.testing.assert_allclose(got["sumsq"][:3], harness.half_sums(expected), rtol=1e-5)
     np.testing.assert_allclose(got["rope"][:3], rope_of(rows[:, 1], frequencies, 1.25), atol=1e-6)
     for name, output in got.items():
-        assert (output[3].view(np.uint32) == NONE).all(), f"{name} of a row that does not exist was written"
+        assert (output[3].view(np.uint8) == harness.POISON).all(), f"{name} of a row that does not exist was written"
 
 
 @pytest.mark.parametrize("decode", [False, True])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_embedding_starts_a_step(machine: harness.Machine, precision: str, decode: bool) -> None:
-    """Rows come from the slots' own state or are given; an inactive slot is an idle row of zeros."""
+    """Rows come from the slots' own state, or are given, as half rows; an inactive slot is an idle row of zeros."""
     embed(machine, precision, decode=decode, hidden=48, head_dim=32, grid=8)
     embed(machine, precision, decode=decode, hidden=1040, head_dim=128, grid=3)
 
@@ -97,10 +103,14 @@ class Router:
             hidden=hidden, epsilon=EPSILON,
         )  # fmt: skip
         self.grid = ((self.experts + 4) // 4, -(-max(self.tokens, 1) // 8))
+        self.half_sums = machine.put(harness.half_sums(x))
 
     def score(self) -> None:
         """The prompts' kernel."""
-        self.machine.run("clb_router_logits", self.scores, grid=self.grid, block=256)
+        args = type(self.scores).from_buffer_copy(self.scores)
+        args.sumsq = self.half_sums
+        grid = (-(-(self.experts + (args.shared_gate != 0)) // 32), self.tokens // 32 + 1)
+        self.machine.run("clb_router_logits", args, grid=grid, block=256)
 
     def route(self, k: int, k_max: int, **choice: object) -> dict[str, np.ndarray]:
         """The decode steps' kernel."""
@@ -142,7 +152,7 @@ def random_router(
 
 
 @pytest.mark.parametrize("decode", [False, True])
-@pytest.mark.parametrize("tokens", [0, 1, 8, 21, 64])
+@pytest.mark.parametrize("tokens", [0, 1, 8, 21, 64, 97])
 @pytest.mark.parametrize("shape", [(4, 32, True), (60, 528, True), (130, 64, False), (7, 2064, False)])
 def test_router_logits_equal_float64(
     machine: harness.Machine, tokens: int, shape: tuple[int, int, bool], decode: bool
