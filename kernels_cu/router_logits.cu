@@ -23,8 +23,8 @@
 #define PAD 4u
 
 struct logits_shared {
-  float weights[COLS][SIDE + PAD]; /* times the norm */
-  float rows[COLS][SIDE + PAD];
+  alignas(16) float weights[COLS][SIDE + PAD]; /* times the norm */
+  alignas(16) float rows[COLS][SIDE + PAD];
   float sums[GROUPS][SIDE][SIDE + 1u]; /* row, expert */
 };
 
