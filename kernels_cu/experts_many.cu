@@ -162,12 +162,12 @@ CLB_DEVICE void gate_up_many(const clb_expert_many_args& a) {
   clb_many_run<P>(gate_up_job(a, table), memory, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, MANY_BLOCKS)
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS)
     clb_expert_gate_up_many_bf16(const __grid_constant__ clb_expert_many_args a) {
   gate_up_many<clb_bf16>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, MANY_BLOCKS)
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS)
     clb_expert_gate_up_many_fp16(const __grid_constant__ clb_expert_many_args a) {
   gate_up_many<clb_fp16>(a);
 }
@@ -239,12 +239,12 @@ CLB_DEVICE void down_many(const clb_expert_many_args& a) {
   clb_many_run<P>(down_job(a, table), memory, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, MANY_BLOCKS)
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS)
     clb_expert_down_many_bf16(const __grid_constant__ clb_expert_many_args a) {
   down_many<clb_bf16>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, MANY_BLOCKS)
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS)
     clb_expert_down_many_fp16(const __grid_constant__ clb_expert_many_args a) {
   down_many<clb_fp16>(a);
 }

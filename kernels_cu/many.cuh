@@ -34,13 +34,11 @@
 #define MANY_TILES 16u
 #define MANY_ROWS 128u
 #define MANY_STAGES 4u
-#define MANY_BLOCKS CLB_MANY_WIDE_BLOCKS
 #else
 #define CLB_WIDE 0
 #define MANY_TILES 8u
 #define MANY_ROWS 64u
 #define MANY_STAGES 3u
-#define MANY_BLOCKS CLB_MANY_BLOCKS
 #endif
 
 #define MANY_WARPS 8u /* that multiply */
