@@ -9,6 +9,7 @@
  *            some four rounds, from L2: T = 8192, K = 8 over 128 experts 2.6 MB. A round is two latencies of L2,
  *            counts in shared memory that mostly hit one digit, and three barriers. Few rows: 64 * K indices a block.
  *            Target: 10 us for 64 tokens, 30 us for 8,192.
+ *            Measured (H200, 2026-11-30): 5 us for 64, 27 to 39 us for 8,192.
  *
  * An assignment's place in the order (weight descending, token ascending) is one number of 64 bits (block.cuh);
  * numbers of one expert differ. The max_tokens-th largest is found digit by digit, from the highest, 8 bits at a time,

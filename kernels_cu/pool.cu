@@ -9,6 +9,7 @@
  * Roofline   4 * hidden bytes a row, and hidden / 16 * 4 of sums of squares for each block: 512 rows of 2,048 are
  *            4.2 MB in L2: 1.5 us at 3 TB/s, but 8 rounds of 64 rows, each a latency of L2, an exchange and 64
  *            additions one after the other: 1.2 us each. Target: 10 us, once for a prefill step of milliseconds.
+ *            Measured (H200, 2026-11-30): 29 us; eight items of 64 rows 5.6 us.
  */
 #include "device.cuh"
 
