@@ -69,8 +69,8 @@ class ModelText:
 def _load_vocabulary(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
     try:
         return Vocabulary(tokenizer, eos_token_ids)
-    except ValueError:
-        return None  # all else can be served
+    except Exception:  # noqa: BLE001 - whatever llguidance says of it, all else can be served
+        return None
 
 
 def _load_defaults(path: Path | None) -> SamplingDefaults:

@@ -28,6 +28,7 @@ _MAX_INDENT = 16  # of tojson: fuel does not count what a filter writes
 _DEFAULT, _TOOL_USE = "default", "tool_use"  # names that Hugging Face gives to templates
 # Marks for training; no effect on the text but that of any block: variables set inside end with it.
 _GENERATION_TAG = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+_NOT_ASCII = re.compile("[\x80-\U000fffff]")  # not the last plane: the marks of text.guard have to stay
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 _OURS = frozenset(  # variables that chat_template_kwargs cannot set: they have fields of their own, or are the model's
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "dict",
@@ -259,13 +260,14 @@ def _to_json(
 ) -> str:
     if indent is not None and not 0 <= int(indent) <= _MAX_INDENT:
         raise ValueError(f"indent is {indent}, beyond 0 to {_MAX_INDENT}")
-    return json.dumps(
+    text = json.dumps(
         value,
-        ensure_ascii=ensure_ascii,
+        ensure_ascii=False,
         indent=indent,
         separators=(separators[0], separators[1]) if separators else None,
         sort_keys=sort_keys,
     )
+    return _NOT_ASCII.sub(lambda found: json.dumps(found.group())[1:-1], text) if ensure_ascii else text
 
 
 def _is_iterable(value: object) -> bool:

@@ -158,7 +158,7 @@ class Tokenizer:
     def source_all_special(self) -> str:
         """tokenizer.json, but with every added token marked as special."""
         described = msgspec.json.decode(self._source)
-        for token in described["added_tokens"]:
+        for token in described.get("added_tokens", ()):
             token["special"] = True
         return msgspec.json.encode(described).decode()
 

@@ -55,3 +55,16 @@ def test_bad_defaults_are_named(tmp_path: Path, values: dict[str, Any]) -> None:
     path.write_text(json.dumps(values))
     with pytest.raises(ModelError, match=r"generation_config\.json"):
         ModelText.load(tokenizer=None, generation_config=path)
+
+
+def test_a_tokenizer_that_cannot_be_constrained_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where llguidance refuses the vocabulary, structured output is all that is missing."""
+
+    def refuse(*_given: object) -> None:
+        raise RuntimeError("no")
+
+    files: Any = {"tokenizer": MODEL_DIR / "tokenizer.json", "eos_token_ids": (4093,)}
+    assert ModelText.load(**files).vocabulary is not None
+    monkeypatch.setattr("colibrid.text.model_text.Vocabulary", refuse)
+    assert ModelText.load(**files).vocabulary is None
+    assert ModelText.load(tokenizer=None).vocabulary is None

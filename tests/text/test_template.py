@@ -46,7 +46,10 @@ def test_prompts_are_those_of_the_reference() -> None:
         ("{{ missing }}|{{ missing is defined }}", "|False"),
         ("{{ tools is none }}{{ documents is none }}{{ tools is iterable }}", "TrueTrueFalse"),
         ("a\n {%- generation -%}\n b {% set x = 1 %}{%+ endgeneration %}[{{ x }}]", "ab []"),
-        ("{{ {'a': 'é'} | tojson(ensure_ascii=true, separators=(',', ':')) }}", '{"a":"\\u00e9"}'),
+        (
+            "{{ {'a': 'é😀\U0010abcd'} | tojson(true, separators=(',', ':')) }}",
+            '{"a":"\\u00e9\\ud83d\\ude00\U0010abcd"}',
+        ),
     ],
 )
 def test_semantics_are_those_of_hugging_face(source: str, expected: Any) -> None:
