@@ -341,7 +341,8 @@ static int32_t run_everything(cuda_rig* r) {
   (void)memset(cuda_rig_block(r, 1, r->layout.request_mask), 0xff, 32);
   cuda_rig_push(r, CLB_CMD_SET, 1, 0, 0);
   for (uint32_t i = 0; i < 12u; ++i) {
-    const int32_t status = cuda_rig_turn(r);
+    int32_t status = cuda_rig_turn(r);
+    status = status != CLB_OK ? status : clb_engine_count_experts(r->engine);
     if (status != CLB_OK) {
       return status;
     }

@@ -59,6 +59,7 @@ class Bindings:
         self.dynamic_shared: list[int] = []  # what kernels were allowed
         self.free = 1 << 30
         self.missing_entry = ""
+        self.fail_at = 0  # the number of the call that fails; 0: none
         self._pinned: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -74,14 +75,16 @@ class Bindings:
 
         def call(*arguments: Any) -> tuple[Any, ...]:
             self.log.append(name)
+            if name == "cuGetErrorName":
+                return (Result.CUDA_SUCCESS, Result(arguments[0]).name.encode())
+            if len(self.log) == self.fail_at:
+                return (Result.CUDA_ERROR_OUT_OF_MEMORY, *(None for _ in values))
             if name in self.fail:
                 return (self.fail[name], *(None for _ in values))
             if name == "cuFuncSetAttribute":
                 self.dynamic_shared.append(arguments[2])
             if name == "cuDeviceGetAttribute":
                 return (Result.CUDA_SUCCESS, self.attributes[int(arguments[0])])
-            if name == "cuGetErrorName":
-                return (Result.CUDA_SUCCESS, Result(arguments[0]).name.encode())
             if name == "cuGetProcAddress":
                 found = 0 if arguments[0].decode() == self.missing_entry else 0xE000 + len(arguments[0])
                 assert arguments[1] == 13000
@@ -286,3 +289,39 @@ def test_a_missing_entry_point_asks_for_a_newer_driver(driver: Bindings, kernels
         pinned = device.pinned(64)
         with pytest.raises(DeviceError, match="has no cuGraphUpload; update it to version 580"):
             device.describe(pinned=pinned, channel_device=1)
+
+
+PAIRS = (
+    ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease"), ("cuStreamCreate", "cuStreamDestroy"),
+    ("cuModuleLoadData", "cuModuleUnload"), ("cuMemAlloc", "cuMemFree"), ("cuMemHostAlloc", "cuMemFreeHost"),
+    ("cuMemHostRegister", "cuMemHostUnregister"),
+)  # fmt: skip
+
+
+def test_whichever_call_fails_what_was_made_is_given_back(driver: Bindings, kernels: Path) -> None:
+    """The n-th driver call of setting a device up fails, for every n: one line names it, and nothing is left behind."""
+    for number in range(1, 1000):
+        driver.log.clear()
+        driver.fail_at = number
+        device = None
+        try:
+            device = CudaDevice.open()
+            device.load(kernels)
+            device.take_arena(4096)
+            pinned = device.pinned(64)
+            device.describe(pinned=pinned, channel_device=device.map_host(8192, 4096))
+        except DeviceError as error:
+            failing = driver.log[number - 1]
+            assert f"{failing} answered CUDA_ERROR_OUT_OF_MEMORY" in str(error)
+        else:
+            assert number > 30
+            break
+        finally:
+            driver.fail_at = 0
+            if device is not None:
+                device.close()
+        made = driver.log[: number - 1] + driver.log[number:]  # what failed made nothing
+        for make, undo in PAIRS:
+            assert made.count(make) == made.count(undo), (failing, make)
+    else:
+        pytest.fail("it never comes to its end")
