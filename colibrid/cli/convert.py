@@ -15,7 +15,7 @@ from colibrid.config.sizes import format_bytes
 from colibrid.engine.library import Library
 from colibrid.errors import ConfigError, ModelError
 from colibrid.model import convert as conversion
-from colibrid.model.pack import is_pack
+from colibrid.model.pack import is_pack, open_pack
 
 if TYPE_CHECKING:
     from colibrid.model.fingerprint import Dtype
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     type=click.Choice(["cpu", "cuda", "any"]),
     default="cpu",
     show_default=True,
-    help="Whose kernels read it; any: row-major, to exchange, repacked at every start.",
+    help="Whose kernels read it; any: row-major, to exchange.",
 )
 @click.option("--name", metavar="NAME", help="Default model id; else the name of the folder SRC.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress bar.")
@@ -56,7 +56,8 @@ def convert(
     name: str | None,
     quiet: bool,
 ) -> None:
-    """Make the pack DST from the Hugging Face checkpoint in the folder SRC, or with --dummy from nothing.
+    """Make the pack DST from the Hugging Face checkpoint in the folder SRC, or with --dummy from nothing. SRC may be a
+    flat pack, too.
 
     An interrupted conversion is resumed by the same command; DST appears only when it is complete.
     """
@@ -66,7 +67,9 @@ def convert(
     progress = None if quiet else Progress("converting")
     report = (lambda *_: None) if progress is None else progress
     try:
-        if dummy is None:
+        if dummy is None and is_pack(Path(paths[0]).expanduser()):
+            manifest = _relay(paths[0], target, dtype, report, backend, name)
+        elif dummy is None:
             manifest = conversion.convert(
                 _source(paths[0]), target, dtype, report, crc32c=checksum(Library()), backend=backend, name=name
             )
@@ -82,9 +85,21 @@ def convert(
 def _source(src: str) -> Path:
     source = Path(src).expanduser()
     if not (source / "config.json").is_file():
-        what = "a pack already" if is_pack(source) else "no config.json in it" if source.is_dir() else "no such folder"
+        what = "no config.json in it" if source.is_dir() else "no such folder"
         raise ModelError(f"{src}: {what}; SRC is a Hugging Face checkpoint's folder with config.json and safetensors")
     return source
+
+
+def _relay(
+    src: str, target: Path, dtype: Dtype, report: conversion.Progress, backend: Backend, name: str | None
+) -> Manifest:
+    # Imported here: other conversions do without.
+    from colibrid.model.relay import relay  # noqa: PLC0415
+
+    pack = open_pack(Path(src).expanduser())
+    if backend == "any" or dtype not in ("auto", pack.manifest.precision):
+        raise ConfigError(f"{src} is a pack: it can be laid out for --backend cpu or cuda, and keeps its precision")
+    return relay(pack, target, report, crc32c=checksum(Library()), backend=backend, name=name)
 
 
 def _write_random(

@@ -15,6 +15,7 @@ from colibrid.errors import ColibridError, ConfigError
 from colibrid.model.cache import locate
 from colibrid.model.dummy import dummy_manifest
 from colibrid.model.pack import open_pack
+from colibrid.model.relaid import relaid
 
 if TYPE_CHECKING:
     from colibrid.config.environment import Environment
@@ -71,8 +72,10 @@ def _refusal(settings: Settings, model: str | None, environment: Environment, li
         located = locate(model if model is not None else settings.model.path, options.hub_cache)
         if located.is_pack:
             manifest = open_pack(located.path, check_files=False).manifest
-            if manifest.backend != "cuda" and settings.model.weights == "files":
-                return f"the pack is for the {manifest.backend} backend; make another with `convert --backend cuda`"
+            if manifest.backend == "cpu" and settings.model.weights == "files":
+                return "the pack is for the cpu backend; make another with `convert --backend cuda`"
+            if manifest.backend == "any":  # it will be laid out anew
+                manifest = relaid(manifest, "cuda")
         else:
             manifest = dummy_manifest(located.path, settings.model.dtype, backend="cuda")
         spec = make_spec(settings, str(located.path), manifest)

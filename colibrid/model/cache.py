@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from colibrid.errors import ConfigError, ModelError
-from colibrid.model.fingerprint import Dtype, fingerprint
-from colibrid.model.pack import is_pack
+from colibrid.model.fingerprint import Dtype, fingerprint, pack_fingerprint
+from colibrid.model.pack import is_pack, open_pack
+from colibrid.model.pack_writer import PackExistsError
 
 if TYPE_CHECKING:
     from colibrid.model.convert import Crc32c, Progress
@@ -58,7 +59,7 @@ def resolve(model: str | None, options: CacheOptions, *, crc32c: Crc32c, progres
     """
     located = locate(model, options.hub_cache)
     if located.is_pack:
-        return Resolved(located.path, located.name, converted=False)
+        return _resolve_pack(located, options, crc32c, progress)
     dummy = options.weights == "dummy"
     key = fingerprint(located.path, options.dtype, located.name, options.backend, weights=not dummy)
     kind = "dummy.colibri" if dummy else "colibri"
@@ -107,6 +108,30 @@ def _hub_snapshot(name: str, hub_cache: Path) -> Path:
     )
 
 
+def _resolve_pack(located: Located, options: CacheOptions, crc32c: Crc32c, progress: Progress | None) -> Resolved:
+    """The pack itself; a flat one, for a GPU, laid out anew in the cache."""
+    as_it_is = Resolved(located.path, located.name, converted=False)
+    if options.backend == "cpu" or options.weights == "dummy":
+        return as_it_is
+    pack = open_pack(located.path)
+    if pack.manifest.backend != "any":
+        return as_it_is
+    # Imported here: they bring numpy along, which a start from the cache does without.
+    from colibrid.model.relay import relay  # noqa: PLC0415
+
+    key = pack_fingerprint(located.path, located.name, options.backend)
+    target = options.cache_dir / f"{_file_name(located.name)}-{key[:_KEY_DIGITS]}.colibri"
+    if is_pack(target):
+        return Resolved(target, located.name, converted=False)
+    _require_writable(options.cache_dir)
+    report = progress or (lambda *_: None)
+    try:
+        relay(pack, target, report, crc32c=crc32c, backend=options.backend, name=located.name, wait=True)
+    except PackExistsError:  # another process made it while this one waited
+        return Resolved(target, located.name, converted=False)
+    return Resolved(target, located.name, converted=True)
+
+
 def _require_writable(folder: Path) -> None:
     remedy = "set model.cache_dir to a folder that this user can write, or name a pack instead of a checkpoint"
     try:
@@ -121,7 +146,6 @@ def _make(located: Located, target: Path, options: CacheOptions, crc32c: Crc32c,
     # Imported here: they bring numpy along, which a start from the cache does without.
     from colibrid.model.convert import convert  # noqa: PLC0415
     from colibrid.model.dummy import write_dummy_pack  # noqa: PLC0415
-    from colibrid.model.pack_writer import PackExistsError  # noqa: PLC0415
 
     try:
         if options.weights == "dummy":

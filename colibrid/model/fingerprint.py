@@ -42,6 +42,19 @@ def fingerprint(folder: Path, dtype: Dtype, name: str, backend: Backend = "cpu",
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
 
 
+def pack_fingerprint(folder: Path, name: str, backend: Backend) -> str:
+    """The same of a flat pack that is laid out anew: over its description, sizes and times."""
+    entries = sorted((entry.name, entry.stat()) for entry in folder.iterdir() if entry.is_file())
+    parts = {
+        "converter": CONVERTER_VERSION,
+        "backend": backend,
+        "layout": LAYOUT_OF[backend],
+        "name": name,
+        "files": {name: (status.st_size, status.st_mtime_ns) for name, status in entries},
+    }
+    return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()
+
+
 def _shard(path: Path) -> tuple[str, int, int]:
     header = hashlib.sha256(header_bytes(path)).hexdigest()
     try:

@@ -43,7 +43,7 @@ def test_backend_any_makes_a_flat_pack(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "text"),
-    [(None, "no such folder"), ("note.txt", "no config.json in it"), ("colibri.json", "a pack already")],
+    [(None, "no such folder"), ("note.txt", "no config.json in it")],
 )
 def test_a_source_that_is_no_checkpoint(
     make: str | None, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -82,3 +82,19 @@ def test_random_weights_of_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "qwen3-30b-a3b" in capsys.readouterr().err
     assert run(["convert", "--dummy", str(source)]) == 2
     assert run(["convert", str(source)]) == 2
+
+
+def test_a_flat_pack_is_laid_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """SRC may be a flat pack; the result is what a conversion of the checkpoint gives. Another pack is refused."""
+    flat, relaid, direct = (tmp_path / name for name in ("flat", "relaid", "direct"))
+    assert run(["convert", "-q", "--backend", "any", str(BUNDLED_MODEL), str(flat)]) == 0
+    assert run(["convert", "-q", "--backend", "cuda", str(flat), str(relaid)]) == 0
+    assert run(["convert", "-q", "--backend", "cuda", str(BUNDLED_MODEL), str(direct)]) == 0
+    assert open_pack(relaid).manifest.files == open_pack(direct).manifest.files
+    for arguments, text in (
+        ([str(relaid)], "a pack for the cuda backend"),
+        (["--backend", "any", str(flat)], "keeps its precision"),
+        (["--dtype", "fp32", str(flat)], "keeps its precision"),
+    ):
+        assert run(["convert", "-q", *arguments, str(tmp_path / "x")]) == 78
+        assert text in capsys.readouterr().err

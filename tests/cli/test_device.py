@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from in_process import crc32c
 
 from colibrid.cli.device import settle_device
 from colibrid.config.environment import read_environment
@@ -13,10 +14,15 @@ from colibrid.engine import gpu
 from colibrid.engine.cubins import DeviceError
 from colibrid.engine.device_cuda import DeviceInfo
 from colibrid.errors import ConfigError
+from colibrid.model.cache import BUNDLED_MODEL
+from colibrid.model.convert import convert
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from colibrid.config.settings import Device
     from colibrid.engine.library import Library
+    from colibrid.model.manifest import Backend
 
 GPU = DeviceInfo(0, "Testor 9000", (9, 0), 13000, 1 << 40, 132, 232448)
 
@@ -53,6 +59,16 @@ def test_auto_says_why_a_gpu_does_not_serve(library: Library) -> None:
     assert settled.reason is not None
     assert settled.reason.startswith("Testor 9000 is not used: ")
     assert "--dtype bf16" in settled.reason
+
+
+@pytest.mark.usefixtures("with_gpu")
+@pytest.mark.parametrize(("backend", "device"), [("any", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")])
+def test_a_pack_decides_too(backend: Backend, device: Device, library: Library, tmp_path: Path) -> None:
+    """A pack for CUDA and a flat one, which will be laid out anew, go to the GPU; one for the CPU stays there."""
+    convert(BUNDLED_MODEL, tmp_path / "pack", crc32c=crc32c, backend=backend)
+    settled = settle_device(_settings("auto"), str(tmp_path / "pack"), read_environment(), library)
+    assert settled.settings.engine.device == device
+    assert (settled.reason is None) == (device == "cuda")
 
 
 @pytest.mark.usefixtures("without_gpu")

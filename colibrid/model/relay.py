@@ -1,0 +1,105 @@
+"""Flat packs, the form to exchange, laid out anew for one backend.
+
+The CPU repacks a flat pack whenever it loads it. A GPU's tiles are too fine for that, so `serve` keeps the result in the
+cache folder, as it does with checkpoints, and `convert` writes it wherever it is told. The bytes of every value stay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from colibrid.errors import ModelError
+from colibrid.model import floats
+from colibrid.model.checkpoint import TEXT_FILES
+from colibrid.model.fingerprint import pack_fingerprint
+from colibrid.model.pack_writer import CRC_BLOCK, Crc32c, open_writer
+from colibrid.model.relaid import Places, relaid
+from colibrid.model.tiles import tiled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from colibrid.model.manifest import Backend, Manifest, PackFile, Section
+    from colibrid.model.pack import Pack
+
+BLOCK_ROWS = 4096  # of a matrix, laid out at once
+
+
+def relay(
+    pack: Pack,
+    dst: Path,
+    progress: Callable[[int, int, str], None] = lambda *_: None,
+    *,
+    crc32c: Crc32c,
+    backend: Backend,
+    name: str | None = None,
+    wait: bool = False,
+) -> Manifest:
+    """Writes the pack DST. PackExistsError: it is there. ModelError: as relaid, or a file of the flat pack is damaged."""
+    manifest = relaid(pack.manifest, backend)
+    manifest = msgspec.structs.replace(manifest, name=name or manifest.name)
+    total = sum(file.bytes for file in manifest.files)
+    with open_writer(dst, pack_fingerprint(pack.path, manifest.name, backend), crc32c, wait=wait) as writer:
+        done = writer.resume(manifest.files)
+        writer.require_space(total - done)
+        source = _Source(pack, crc32c)
+        files = []
+        for planned in manifest.files:
+            file = writer.finished(planned.name)
+            if file is None:
+                file = writer.write(planned, source.bytes_of(planned))
+                done += planned.bytes
+                progress(done, total, planned.name)
+            files.append(file)
+        for text in TEXT_FILES:
+            if (pack.path / text).is_file():
+                writer.copy_text(pack.path / text)
+        manifest = msgspec.structs.replace(manifest, files=tuple(files))
+        writer.publish(manifest)
+    return manifest
+
+
+class _Source:
+    """The tensors of a flat pack, each file checked when it is first used."""
+
+    def __init__(self, pack: Pack, crc32c: Crc32c) -> None:
+        self._pack = pack
+        self._crc32c = crc32c
+        self._places = Places(pack.manifest)
+        self._checked: set[str] = set()
+
+    def bytes_of(self, planned: PackFile) -> Iterator[memoryview | bytes]:
+        """A file of the new pack."""
+        position = 0
+        for section in planned.sections:
+            yield bytes(section.offset - position)
+            for block in self._section(planned, section):
+                yield np.ascontiguousarray(block).data.cast("B")
+            position = section.offset + section.bytes
+
+    def _section(self, planned: PackFile, section: Section) -> Iterator[floats.Array]:
+        file, flat = self._places.find(planned, section)
+        self._check(file)
+        storage = floats.STORAGE[flat.precision]
+        values = np.memmap(self._pack.path / file.name, storage, "r", flat.offset, flat.shape)
+        if section.layout == "flat":
+            yield values
+            return
+        matrix = values.T if section.role == "down" else values
+        blocks = (matrix[begin : begin + BLOCK_ROWS] for begin in range(0, len(matrix), BLOCK_ROWS))
+        yield from tiled(blocks, section.layout)
+
+    def _check(self, file: PackFile) -> None:
+        """ModelError iff a block of the file has another checksum than colibri.json says."""
+        if file.name in self._checked:
+            return
+        data = np.memmap(self._pack.path / file.name, np.uint8, "r")
+        for index, expected in enumerate(file.crc32c or ()):
+            block = data[index * CRC_BLOCK : (index + 1) * CRC_BLOCK]
+            if self._crc32c(block.data) != expected:
+                raise ModelError(f"{self._pack.path / file.name}: MiB {index} is damaged (crc32c); copy it again")
+        self._checked.add(file.name)
