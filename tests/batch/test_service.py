@@ -331,6 +331,43 @@ async def test_reuse_changes_no_bit(start: Start) -> None:
     assert service.scheduler.readiness.restarts == 0
 
 
+async def test_reuse_in_a_memory_that_is_always_short(start: Start) -> None:
+    """Choices, conversations and clients that leave, in memory for a few runs, cut into pieces: all get what is theirs.
+
+    Nobody waits for ever, and in the end the engine holds what the daemon knows of.
+    """
+    plain = await start(WITHOUT_REUSE)
+    requests = [request for number in range(8) for request in turns_of(number)]
+    expected = [await whole(plain, request) for request in requests]
+    tiers = msgspec.structs.replace(SETTINGS.memory.tiers.kv, bytes="4MiB", page_size="4KiB")
+    memory = msgspec.structs.replace(SETTINGS.memory, tiers=msgspec.structs.replace(SETTINGS.memory.tiers, kv=tiers))
+    service = await start(msgspec.structs.replace(SETTINGS, memory=memory, batch=BatchSettings(slots=6)))
+    dice = random.Random(4)
+
+    async def one(pick: int) -> None:
+        if dice.random() < 0.3:
+            generations = service.scheduler.submit_all([requests[pick]])
+            await asyncio.sleep(dice.random() / 50)
+            for generation in generations:
+                generation.cancel()
+        else:
+            assert await whole(service, requests[pick]) == expected[pick]
+
+    for _ in range(12):
+        picks = [dice.randrange(len(requests)) for _ in range(20)]
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*map(one, picks))
+        service.scheduler._placer.check()
+    assert await service.scheduler.drain(DEADLINE_S)
+    await asyncio.sleep(0.1)
+    service.supervisor.check()
+    held = sum(holding.capacity for holding in service.scheduler._placer.holdings)
+    stats, info = service.stats(), service.scheduler.info.memory
+    assert info is not None
+    assert stats["slots_open"] == 0
+    assert held * info.kv_bytes_per_token <= stats["kv_bytes_used"] <= (held + 12 * 4) * info.kv_bytes_per_token
+
+
 async def test_a_second_turn_computes_its_new_tokens_only(start: Start) -> None:
     """After 1,500 tokens of conversation, the next turn computes what was added and nothing else."""
     service = await start(msgspec.structs.replace(SETTINGS, model=ModelSettings(max_seq_len=2048)))
