@@ -11,6 +11,7 @@ from colibrid.errors import RequestError
 from colibrid.http.errors import shown
 from colibrid.http.outline import check_outline
 from colibrid.http.prompts import Prompt, too_many_tokens_refused, usable_tokens
+from colibrid.text.reasoning import thinking_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from colibrid.http.state import AppState
     from colibrid.http.types import ChatBody, Message
     from colibrid.text.template import ChatTemplate
-
-
-_TAIL_CHARS = 64  # of the prompt, for those who read the reply
 
 
 async def chat_prompt(body: ChatBody, state: AppState, *, tools: bool = False) -> Prompt:
@@ -49,7 +47,8 @@ async def chat_prompt(body: ChatBody, state: AppState, *, tools: bool = False) -
         )
     if not ids:
         raise RequestError("The messages give an empty prompt; send some text.", param="messages", code="empty_prompt")
-    return Prompt(tuple(ids), tail=text[-_TAIL_CHARS:])
+    continued = plain_message(body.messages[-1], 0)["content"] if body.continue_final_message else None
+    return Prompt(tuple(ids), thinking=thinking_at(text, continued or ""))
 
 
 def _rendered(body: ChatBody, state: AppState, template: ChatTemplate, *, tools: bool) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from colibrid.http.state import AppState
     from colibrid.http.types import CompletionBody, SamplingBody
+    from colibrid.text.reasoning import Thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Prompt:
 
     ids: tuple[int, ...]
     text: str | None = None
-    tail: str = ""  # the end of a chat's text: what the reply goes on from
+    thinking: Thinking = "before"  # where the reply of a chat begins
 
 
 def prompt_entries(prompt: object, name: str = "prompt", most: int = MAX_PROMPTS) -> list[str | list[int]]:

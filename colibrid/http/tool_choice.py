@@ -100,10 +100,10 @@ def reply_options(use: ToolUse | None, prompt: Prompt, state: AppState) -> Reply
     """How the reply is read."""
     parser = parser_of(state)
     if use is None:
-        return ReplyOptions(parser=parser, inside=reasoning.opens_thinking(prompt.tail))
+        return ReplyOptions(parser=parser, inside=prompt.thinking == "inside")
     return ReplyOptions(
         parser=parser,
-        inside=reasoning.opens_thinking(prompt.tail),
+        inside=prompt.thinking == "inside",
         form=use.form,
         names=frozenset(tool.name for tool in use.tools),
         forced=use.forced,
@@ -127,9 +127,7 @@ def reply_grammar(
     if grammar is None:
         return None
     parser = parser_of(state)
-    if parser == "none" or reasoning.closed_thinking(prompt.tail):
+    if parser == "none" or prompt.thinking == "behind":
         return grammar
     calls_only = use is not None and use.forced
-    return reasoning.behind_thinking(
-        grammar, parser, added, inside=reasoning.opens_thinking(prompt.tail), calls=calls_only
-    )
+    return reasoning.behind_thinking(grammar, parser, added, inside=prompt.thinking == "inside", calls=calls_only)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from colibrid.text.tools_reader import Event, Reader
 
 ReasoningParserName = Literal["think", "harmony"]
+Thinking = Literal["before", "inside", "behind"]
 _OPEN, _CLOSE = "<think>", "</think>"
 _CHANNEL, _MESSAGE, _START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -42,14 +43,12 @@ def markers(name: str) -> str:
     )
 
 
-def opens_thinking(prompt: str) -> bool:
-    """True iff the prompt ends inside of thinking."""
-    return prompt.rstrip().endswith(_OPEN)
-
-
-def closed_thinking(prompt: str) -> bool:
-    """True iff the prompt ends with thinking that is over: the reply has none."""
-    return prompt.rstrip().endswith(_CLOSE)
+def thinking_at(prompt: str, continued: str = "") -> Thinking:
+    """Where a reply to the prompt begins. `continued`: the message that it goes on with."""
+    end = prompt.rstrip()
+    if end.endswith(_OPEN) or continued.rfind(_OPEN) > continued.rfind(_CLOSE):
+        return "inside"
+    return "behind" if end.endswith(_CLOSE) or continued else "before"
 
 
 class ThinkReader:

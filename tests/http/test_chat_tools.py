@@ -291,6 +291,15 @@ async def test_answers_of_a_form_may_be_thought_about(make_thinking: Callable[..
     assert (await server.post(CHAT, request)).status == 400
 
 
+async def test_thinking_that_a_client_began(make_thinking: Callable[..., Any]) -> None:
+    """A last message that has begun to think is gone on with as thinking."""
+    server = await make_thinking("hm</think>Hello")
+    messages = [{"role": "user", "content": "<think>\nWell, "}]
+    request = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    message = (await server.post(CHAT, request)).json["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "Hello")
+
+
 async def test_thinking_stays_where_it_is_not_parsed(make_thinking: Callable[..., Any]) -> None:
     """With the parser none, thinking is content."""
     server = await make_thinking(THOUGHT, model={"reasoning_parser": "none"})

@@ -77,6 +77,19 @@ def test_parsers_are_found_in_templates() -> None:
     assert reasoning.reasoning_parser("auto", "<|channel|>final<|message|> </think>") == "harmony"
     assert reasoning.reasoning_parser("auto", "plain") == "none"
     assert reasoning.reasoning_parser("none", "a </think> b") == "none"
-    assert reasoning.opens_thinking("assistant\n<think>\n")
-    assert reasoning.closed_thinking("assistant\n<think>\n\n</think>\n\n")
-    assert not reasoning.opens_thinking("assistant\n<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "continued", "expected"),
+    [
+        ("user: a <think> b\nassistant\n", "", "before"),
+        ("assistant\n<think>\n", "", "inside"),
+        ("assistant\n<think>\n\n</think>\n\n", "", "behind"),
+        ("assistant\n<think>\nhm", "<think>\nhm", "inside"),
+        ("assistant\n<think>\nhm</think> He", "<think>\nhm</think> He", "behind"),
+        ("assistant\nHe", "He", "behind"),
+    ],
+)
+def test_prompts_may_have_begun_to_think(prompt: str, continued: str, expected: str) -> None:
+    """A reply begins before, inside or behind thinking, as the prompt and a message to continue leave it."""
+    assert reasoning.thinking_at(prompt, continued) == expected
