@@ -19,7 +19,7 @@ from colibrid.http.sse import EventStream
 from colibrid.http.usage import server_timing, usage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from colibrid.http.params import Job
     from colibrid.http.run import Choice, Delta
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
-_LOGPROB_BYTES = 100  # copied in less than the time that it takes to write down a log-probability
 _INLINE_LOGPROBS = 4000  # written down on the event loop: about 2 ms
 _Result = TypeVar("_Result")
 
@@ -66,8 +65,8 @@ class AnswerWriter(Protocol):
     def choice(self, choice: Choice) -> ChoiceWriter:
         """A fresh writer of one choice."""
 
-    def whole(self, choices: list[msgspec.Raw], usage: dict[str, Any]) -> dict[str, Any]:
-        """The answer as an object, around choices that are JSON already."""
+    def whole(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The answer as an object; `choices`, where it has them, are an empty list, to be filled when it is sent."""
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """The last event, if the client asked for it; else empty."""
@@ -116,14 +115,13 @@ async def _whole(
 
     await within(request, timeout_s, choices.each(collect))
     usage = _note(request, state, choices)
-    parts = []
+    parts: list[bytes] = []
     for choice in choices.best():
         target = writers[choice]
-        parts.append(msgspec.Raw(await _off_loop(state, target.weight, functools.partial(_encoded, target.whole))))
+        parts.append(await _off_loop(state, target.weight, functools.partial(_encoded, target.whole)))
         await asyncio.sleep(0)  # many small choices together would hold the event loop for long
-    whole = functools.partial(writer.whole, parts, usage)
-    weight = writer.weight + sum(len(memoryview(part)) for part in parts) // _LOGPROB_BYTES  # they are copied
-    return await send_json(request, await _off_loop(state, weight, functools.partial(_encoded, whole)))
+    frame = await _off_loop(state, writer.weight, functools.partial(_encoded, functools.partial(writer.whole, usage)))
+    return await send_json(request, _filled(frame, parts))
 
 
 async def _streamed(
@@ -160,6 +158,17 @@ async def _streamed(
             current(request).facts["error"] = "internal_error"
             await stream.fail(InternalError(current(request).id))
         return stream.response
+
+
+def _filled(frame: bytes, choices: Sequence[bytes]) -> list[bytes]:
+    """The pieces of the JSON object `frame` with `choices` in it; put together, large ones would be copied at once."""
+    head, place, tail = frame.partition(b'"choices":[]')  # in a string its quotes would be escaped
+    if not place:
+        return [frame]
+    pieces = [head, b'"choices":[']
+    for index, choice in enumerate(choices):
+        pieces += [b",", choice] if index else [choice]
+    return [*pieces, b"]", tail]
 
 
 def _encoded(make: Callable[[], object]) -> bytes:

@@ -81,8 +81,8 @@ class ChatWriter:
             return 0
         return len(self._choice.prompt.ids) * (self._body.prompt_logprobs + 1)
 
-    def whole(self, choices: list[msgspec.Raw], usage: dict[str, Any]) -> dict[str, Any]:
-        found = self._envelope.head | {"choices": choices, "usage": usage}
+    def whole(self, usage: dict[str, Any]) -> dict[str, Any]:
+        found = self._envelope.head | {"choices": [], "usage": usage}
         assert self._choice is not None
         if self._body.prompt_logprobs is not None:
             found["prompt_logprobs"] = prompt_logprobs(self._state.text.tokenizer, self._choice.prompt_records)

@@ -53,8 +53,8 @@ class CompletionWriter:
     def weight(self) -> int:
         return 0
 
-    def whole(self, choices: list[msgspec.Raw], usage: dict[str, Any]) -> dict[str, Any]:
-        return self._envelope.head | {"choices": choices, "usage": usage}
+    def whole(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return self._envelope.head | {"choices": [], "usage": usage}
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         return self._envelope.usage_event(usage)

@@ -14,7 +14,6 @@ from colibrid.http.state import STATE
 from colibrid.http.types import GENERATE_REFUSED, CompletionBody, GenerateBody
 
 if TYPE_CHECKING:
-    import msgspec
     from aiohttp import web
 
     from colibrid.http.run import Choice
@@ -56,8 +55,8 @@ class _ShortWriter(CompletionWriter):
         self._only = super().choice(choice)
         return self._only
 
-    def whole(self, choices: list[msgspec.Raw], usage: dict[str, Any]) -> dict[str, Any]:
-        full = super().whole(choices, usage)
+    def whole(self, usage: dict[str, Any]) -> dict[str, Any]:
+        full = super().whole(usage)
         only = self._only.whole()
         return {
             "id": full["id"],

@@ -13,7 +13,7 @@ from aiohttp import web
 from colibrid.http.limits import WRITE_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _SLICE = 256 << 10  # bytes handed over at once: a fraction of a millisecond
 
@@ -34,16 +34,18 @@ async def write(request: web.Request, response: web.StreamResponse, data: bytes)
         raise ReaderLeftError from error
 
 
-async def send_json(request: web.Request, body: bytes) -> web.StreamResponse:
-    """The answer `body`, sent already when it is large. Raises ReaderLeftError."""
-    if len(body) <= _SLICE:
-        return web.Response(body=body, content_type="application/json")
+async def send_json(request: web.Request, pieces: Sequence[bytes]) -> web.StreamResponse:
+    """The answer made of `pieces`, sent already when it is large. Raises ReaderLeftError."""
+    length = sum(map(len, pieces))
+    if length <= _SLICE:
+        return web.Response(body=b"".join(pieces), content_type="application/json")
     response = web.StreamResponse()
-    response.content_type, response.content_length = "application/json", len(body)
+    response.content_type, response.content_length = "application/json", length
     with reader():
         await response.prepare(request)
-    for start in range(0, len(body), _SLICE):
-        await write(request, response, body[start : start + _SLICE])
+    for piece in pieces:
+        for start in range(0, len(piece), _SLICE):
+            await write(request, response, piece[start : start + _SLICE])
     with reader():
         await response.write_eof()
     return response

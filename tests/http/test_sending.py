@@ -8,6 +8,7 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 
 if TYPE_CHECKING:
@@ -52,3 +53,15 @@ async def test_reader_of_a_whole_answer_that_stops_is_cut_off(
                 await asyncio.sleep(0.01)
         assert [(line["event"], line["status"]) for line in logs] == [("request", 499)]
         assert (await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1})).status == 200
+
+
+async def test_answers_are_put_together_whatever_they_hold(make_server: Callable[..., Any]) -> None:
+    """Names and texts that look like the place of the choices stay what they are; two choices stand in order."""
+    tricky = '"choices":[]'
+    server = await make_server(tricky)
+    server.service.info = msgspec.structs.replace(server.service.info, model_id=tricky)
+    body = (await server.post("/v1/completions", {"prompt": [tricky, "Hi"], "echo": True, "max_tokens": 50})).json
+    assert body["model"] == tricky
+    assert [choice["text"] for choice in body["choices"]] == [tricky * 2, "Hi" + tricky]
+    assert [choice["index"] for choice in body["choices"]] == [0, 1]
+    assert (await server.post("/generate", {"prompt": "Hi", "max_new_tokens": 50})).json["text"] == tricky
