@@ -43,7 +43,8 @@ class StartTimings(msgspec.Struct, frozen=True, kw_only=True):
 
     process_ms: float  # spawn until the worker read its first frame
     pack_ms: float  # reading colibri.json and building the tables
-    open_ms: float  # memory, weights, kernels
+    device_ms: float  # a GPU's context, kernels, arena and page-locked memory
+    open_ms: float  # memory, weights, a GPU's graphs
     total_ms: float  # spawn until ready
 
 
