@@ -211,11 +211,8 @@ def _announce(order: Order, parts: Assembly, url: str, marks: _Marks) -> None:
         "http": marks.at("http") - marks.at("start"),
         "engine beside it": timings.total_ms,
         "of that pack": timings.pack_ms,
+        "weights": timings.open_ms,
     }
-    if order.settings.engine.device == "cuda":
-        phases |= {"device": timings.device_ms, "weights and graphs": timings.open_ms}
-    else:
-        phases["weights"] = timings.open_ms
     total = marks.at("ready")
     lines = banner(parts.scheduler.info, parts.pack.manifest.precision, memory, url, needs_key=has_keys)
     print_lines([*lines, ready_line(total, phases)])

@@ -60,7 +60,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready", forbid_unkno
     memory: MemoryPlan
     device: str
     pack_ms: float
-    device_ms: float
     open_ms: float
 
 

@@ -43,8 +43,7 @@ class StartTimings(msgspec.Struct, frozen=True, kw_only=True):
 
     process_ms: float  # spawn until the worker read its first frame
     pack_ms: float  # reading colibri.json and building the tables
-    device_ms: float  # a GPU's context, kernels, arena and page-locked memory
-    open_ms: float  # memory, weights, a GPU's graphs
+    open_ms: float  # memory, weights, kernels
     total_ms: float  # spawn until ready
 
 

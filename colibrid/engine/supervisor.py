@@ -265,7 +265,6 @@ class Supervisor:
         self.timings = StartTimings(
             process_ms=(self._opening_at - self._spawned_at) * 1000,
             pack_ms=message.pack_ms,
-            device_ms=message.device_ms,
             open_ms=message.open_ms,
             total_ms=(now - self._spawned_at) * 1000,
         )

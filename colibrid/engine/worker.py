@@ -125,9 +125,7 @@ def _open_engine(
     pack_ms = _since(started)
     channel = EngineChannel(library, channel_fd, message.channel)
     stack.callback(channel.close)
-    started = time.monotonic()
     plan, gpu = _take_device(sock, setup, spec, channel, stack)
-    device_ms = _since(started)
     _log(sock, "memory_plan", **{name.replace(" ", "_"): size for name, size in plan.parts()}, total=plan.total)
     wanted = spec.slots * spec.max_seq_len
     if plan.kv_tokens < wanted:
@@ -145,7 +143,7 @@ def _open_engine(
     if gpu is not None:
         device = f"cuda, {gpu.info.name}"
         _log(sock, "gpu_memory", beside_the_arena=free - gpu.free_bytes(), planned=plan.graphs, free=gpu.free_bytes())
-    ready = control.Ready(memory=plan, device=device, pack_ms=pack_ms, device_ms=device_ms, open_ms=_since(started))
+    ready = control.Ready(memory=plan, device=device, pack_ms=pack_ms, open_ms=_since(started))
     control.send(sock, ready)
     return engine
 

@@ -37,7 +37,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         control.Stop(),
         control.Check(),
         control.Opening(),
-        control.Ready(memory=PLAN, device="cpu", pack_ms=1.5, device_ms=0.5, open_ms=2.5),
+        control.Ready(memory=PLAN, device="cpu", pack_ms=1.5, open_ms=2.5),
         control.Failed(kind="model", message="dense.bin: 12 bytes expected"),
         control.Log(level="warning", event="something", fields={"a": 1, "b": "x", "c": 0.5, "d": True}),
     ],
