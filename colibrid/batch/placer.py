@@ -50,11 +50,18 @@ class Placer:
         self._masks: list[Mask] = []
         self._releases: list[int] = []
         self._openings: list[Slot[LiveGeneration]] = []
+        self._more_room = False  # since the last plan
 
     @property
     def idle(self) -> bool:
         """True iff nothing runs and nothing waits."""
         return not self.queue and not self.slots.busy
+
+    @property
+    def due(self) -> bool:
+        """True iff a plan would, or may, say something new."""
+        pending = self._closes or self._masks or self._releases or self._openings
+        return bool(pending or (self.queue and self._more_room))
 
     def add(self, members: list[LiveGeneration], scope: Hashable | None) -> None:
         """Queue all choices of one request."""
@@ -64,6 +71,7 @@ class Placer:
 
     def plan(self, kv_tokens: int) -> Plan[Group]:
         """What to push now, in a KV memory of so many tokens."""
+        self._more_room = False
         free = [FreeSlot(slot.index, slot.generation + 1) for slot in self.slots.free()]
         left = kv_tokens - self.slots.run_tokens - sum(holding.capacity for holding in self.holdings)
         due = Changes(
@@ -223,12 +231,14 @@ class Placer:
 
     def _free(self, slot: Slot[LiveGeneration]) -> None:
         memory = slot.memory
+        self._more_room = True
         self.slots.release(slot)
         for run in (memory.run, memory.source):
             if run:
                 self._leave(run)
 
     def _leave(self, run: int) -> None:
+        self._more_room = True
         if self.holdings.leave(run):
             self._drop(run)
         elif not self.holdings[run].users:

@@ -344,7 +344,8 @@ class Scheduler:
         self._session.clear_events()
         self._fan_out.take(self._session)
         self._update_idle()
-        self._schedule_pump()
+        if self._placer.due:
+            self._schedule_pump()
 
     # ------------------------------------------------------------------- end
 

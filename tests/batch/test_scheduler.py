@@ -180,6 +180,23 @@ async def test_values_reach_the_request_block(
 # -------------------------------------------------------------------- the way up
 
 
+async def test_tokens_alone_make_no_plan(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step in which nobody comes or goes costs no planning, also while others wait."""
+    plans = []
+    make = scheduler._placer.plan
+    monkeypatch.setattr(scheduler._placer, "plan", lambda tokens: plans.append(tokens) or make(tokens))
+    readers = [asyncio.ensure_future(collect(scheduler.submit(request_of(max_tokens=40)))) for _ in range(SLOTS + 2)]
+    await settle()
+    await step(session, 2)
+    before = len(plans)
+    await step(session, 30)
+    assert len(plans) == before
+    await step(session, 60)
+    assert all(reader.done() for reader in readers)
+
+
 async def test_all_tokens_that_are_there_come_in_one_list(
     scheduler: Scheduler, session: FakeSession, request_of: RequestOf
 ) -> None:
