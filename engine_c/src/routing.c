@@ -26,7 +26,7 @@ static void check_args(const clb_routing_args* args) {
 
 /* ----------------------------------------------------------------- select */
 
-#define LANES 32u   /* of a warp of the router kernel */
+#define LANES 32u   /* of a warp of the router kernel; a multiple of four */
 #define COLUMNS 16u /* in four vectors of four */
 _Static_assert(COLUMNS >= CLB_MAX_EXPERTS_PER_TOKEN, "the k-th largest column exists");
 
@@ -134,17 +134,15 @@ static float tree_sum(float* values, uint32_t count) {
 /* sum of clb_exact_exp(logit - largest): lane l adds experts l, l + 32, ... in index order; then the lanes as a tree.
  */
 static float sum_of_exponentials(const float* logits, uint32_t experts, float largest) {
-  const uint32_t whole = experts - experts % LANES;
   float lanes[LANES];
+  uint32_t e = 0;
   (void)memset(lanes, 0, sizeof lanes);
-  for (uint32_t first = 0; first < whole; first += LANES) {
-    for (uint32_t l = 0; l < LANES; l += 4u) {
-      const clb_float4 four = clb_float4_exp(clb_float4_load(logits + first + l) - largest);
-      clb_float4_store(clb_float4_load(lanes + l) + four, lanes + l);
-    }
+  for (; e + 4u <= experts; e += 4u) {
+    float* const four = lanes + e % LANES;
+    clb_float4_store(clb_float4_load(four) + clb_float4_exp(clb_float4_load(logits + e) - largest), four);
   }
-  for (uint32_t e = whole; e < experts; ++e) {
-    lanes[e - whole] += clb_exact_exp(logits[e] - largest);
+  for (; e < experts; ++e) {
+    lanes[e % LANES] += clb_exact_exp(logits[e] - largest);
   }
   return tree_sum(lanes, LANES);
 }
