@@ -56,12 +56,14 @@ if [ -e "$(dirname "$(command -v nvcc)")/../include/cuda.h" ]; then
 fi
 
 step tests 150 $pytest tests/cuda tests/test_golden_c.py tests/test_engine_requests.py tests/test_engine_experts.py \
+  tests/test_engine_pooling.py tests/test_engine_capacity.py \
   -k 'cuda and not emulated and not fake' --junitxml="$out/tests.xml"
 
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck synccheck; do
     step "$tool" 75 compute-sanitizer --tool "$tool" --error-exitcode 9 $pytest tests/cuda/test_attention.py \
-      tests/cuda/test_router.py tests/test_engine_requests.py -k 'cuda and not emulated and not fake and not company' &
+      tests/cuda/test_router.py tests/cuda/test_capacity.py tests/cuda/test_pool.py tests/test_engine_requests.py \
+      -k 'cuda and not emulated and not fake and not company' &
   done
   wait
 fi
