@@ -13,15 +13,13 @@
  * Shapes     abi.h, at each pointer. T tokens, read from device memory; E <= 512 experts; K <= 16 ranks.
  * Grid       clb_router_fp32: a warp takes one token at a time, its scores stay in registers (router.cuh); blocks of
  *            1024 threads and 64 tokens, each writing one row of counts for clb_bucket.
- *            clb_bucket: ceil(max_tokens / 64) blocks of 1024 threads, which add up the rows before their own (integers:
- *            no order to keep).
- * Needs      sm_80 (redux.sync). sm_90: griddepcontrol, so that both may hang on programmatic edges.
- * Roofline   T = 8192, E = 128, K = 8: reads 4.2 MB logits, writes 1.1 MB and 64 KB counts; clb_bucket reads
- *            0.3 MB + B x B x E x 4 = 8.4 MB (L2), writes 0.5 MB. About 6 MB of memory traffic = 1.4 us at
- *            4.3 TB/s; 2 x 8 redux and 8 x 4 compares a token, 32 warps a block, one block a multiprocessor:
- *            issue-bound near 4 us. Target: 12 us for both (goal of the routing: 20 us).
- *            Measured (H200, 2026-11-29): 8.2 us router, 8.6 us bucket, 17.0 us both; 32 tokens: 4.0 and 2.8 us.
- * Not here   capacity (max_tokens_per_expert): capacity.cu.
+ *            clb_bucket: ceil(max_tokens / 64) blocks of 1024 threads, which add up the rows before their own
+ * (integers: no order to keep). Needs      sm_80 (redux.sync). sm_90: griddepcontrol, so that both may hang on
+ * programmatic edges. Roofline   T = 8192, E = 128, K = 8: reads 4.2 MB logits, writes 1.1 MB and 64 KB counts;
+ * clb_bucket reads 0.3 MB + B x B x E x 4 = 8.4 MB (L2), writes 0.5 MB. About 6 MB of memory traffic = 1.4 us at 4.3
+ * TB/s; 2 x 8 redux and 8 x 4 compares a token, 32 warps a block, one block a multiprocessor: issue-bound near 4 us.
+ * Target: 12 us for both (goal of the routing: 20 us). Measured (H200, 2026-11-29): 8.2 us router, 8.6 us bucket, 17.0
+ * us both; 32 tokens: 4.0 and 2.8 us. Not here   capacity (max_tokens_per_expert): capacity.cu.
  */
 #include "router.cuh"
 
