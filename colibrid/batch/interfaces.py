@@ -23,6 +23,7 @@ from colibrid.engine.state import MemoryPlan, Readiness
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from colibrid.batch.request import GenerateRequest, GenerateResult, TokenRecord
@@ -124,8 +125,12 @@ class GenerationService(Protocol):
         """True from drain() on: new requests are refused."""
         ...
 
-    def submit(self, request: GenerateRequest) -> Generation:
-        """Queue a request of one choice.
+    def held(self) -> AbstractContextManager[None]:
+        """An answer is being made of several requests, one after another: drain() waits for it, too."""
+        ...
+
+    def submit(self, request: GenerateRequest, *, begun: bool = False) -> Generation:
+        """Queue a request of one choice. begun: for an answer that is held, so that draining does not refuse it.
 
         Raises OverloadedError with code server_is_overloaded (queue full), model_loading (engine not ready) or
         draining; RequestError if the request can never fit.

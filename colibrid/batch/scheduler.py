@@ -11,6 +11,7 @@ one event loop and never blocks. Planning is pure (plan.py); writing happens aft
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -23,7 +24,7 @@ from colibrid.batch.request import ExpertPolicy, GenerateRequest
 from colibrid.errors import EngineFaultError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from colibrid.batch.interfaces import EngineInfo
     from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings, TaskExpertsSettings
@@ -93,6 +94,7 @@ class Scheduler:
         self._session: EngineSession | None = None
         self._placer = Placer(Model(info.slots, tuple(layer_experts), info.output_is_prompt))
         self._draining = False
+        self._held = 0  # answers
         self._idle = asyncio.Event()
         self._idle.set()
         self._pump_handle: asyncio.Handle | None = None
@@ -120,7 +122,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """True iff nothing runs and nothing waits."""
+        """True iff nothing runs, waits or is held."""
         return self._idle.is_set()
 
     @property
@@ -138,15 +140,29 @@ class Scheduler:
             pushes=tally.pushes,
         )
 
-    def submit(self, request: GenerateRequest) -> LiveGeneration:
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """See GenerationService.held."""
+        self._held += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._held -= 1
+            self._update_idle()
+
+    def submit(self, request: GenerateRequest, *, begun: bool = False) -> LiveGeneration:
         """Queue one request of one choice. Raises as GenerationService.submit."""
         assert request.n == 1, "submit_all takes requests of several choices"
-        return self.submit_all((request,))[0]
+        return self._submit((request,), begun=begun)[0]
 
     def submit_all(self, requests: Sequence[GenerateRequest]) -> tuple[LiveGeneration, ...]:
         """Queue all or none. Raises as GenerationService.submit."""
+        return self._submit(requests, begun=False)
+
+    def _submit(self, requests: Sequence[GenerateRequest], *, begun: bool) -> tuple[LiveGeneration, ...]:
         try:
-            return self._admit([self._with_defaults(request) for request in requests])
+            return self._admit([self._with_defaults(request) for request in requests], begun=begun)
         except RequestError:
             self._tally.refused += sum(request.n for request in requests)
             raise
@@ -175,8 +191,8 @@ class Scheduler:
         policy = with_defaults(request.experts, _task(request, self._experts), self._experts)
         return request if policy == request.experts else msgspec.structs.replace(request, experts=policy)
 
-    def _admit(self, requests: Sequence[GenerateRequest]) -> tuple[LiveGeneration, ...]:
-        if self._draining:
+    def _admit(self, requests: Sequence[GenerateRequest], *, begun: bool) -> tuple[LiveGeneration, ...]:
+        if self._draining and not begun:
             raise OverloadedError(
                 "the server is shutting down; send the request again later",
                 code="draining",
@@ -357,5 +373,5 @@ class Scheduler:
         self._update_idle()
 
     def _update_idle(self) -> None:
-        if self._placer.idle:
+        if self._placer.idle and not self._held:
             self._idle.set()

@@ -89,14 +89,13 @@ def json_response(value: object, status: int = 200) -> web.Response:
     return web.Response(status=status, body=msgspec.json.encode(value), content_type="application/json")
 
 
-async def within(request: web.Request, timeout_s: float | None, work: Awaitable[None]) -> None:
-    """Waits for `work` until the request is `timeout_s` old. Raises RequestTimeoutError."""
+async def within(request: web.Request, timeout_s: float | None, work: Awaitable[_Result]) -> _Result:
+    """The result of `work`, waited for until the request is `timeout_s` old. Raises RequestTimeoutError."""
     if timeout_s is None:
-        await work
-        return
+        return await work
     try:
         async with asyncio.timeout(timeout_s - current(request).elapsed_ms / 1000) as deadline:
-            await work
+            return await work
     except TimeoutError as error:
         if not deadline.expired():
             raise

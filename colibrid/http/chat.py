@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from colibrid.http.answer import answer
+from colibrid.http.answer import answer, within
 from colibrid.http.body import read_body
 from colibrid.http.chat_message import MessageWriter
 from colibrid.http.constraint import asked_grammar, constrained
@@ -41,7 +41,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     prompt = await chat_prompt(body, state, tools=use is not None)
     reply = reply_options(use, prompt, state)
     job = _read_as(reply, chat_job(body, state, answer_id, prompt), state)
-    job = await constrained(job, reply_grammar(body, use, asked, prompt, state), state)
+    grammar = reply_grammar(body, use, asked, prompt, state)
+    job = await within(request, body.timeout_s, constrained(job, grammar, state))
     return await answer(request, state, job, ChatWriter(body, state, answer_id, reply), stream=bool(body.stream))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from colibrid.http.answer import answer
+from colibrid.http.answer import answer, within
 from colibrid.http.body import read_body
 from colibrid.http.constraint import asked_grammar, constrained
 from colibrid.http.envelope import Envelope
@@ -29,7 +29,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, CompletionBody, COMPLETION_REFUSED, "prompt")
     answer_id = f"cmpl-{secrets.token_hex(12)}"
     grammar = asked_grammar(body)
-    job = await constrained(await completion_job(body, state, answer_id), grammar, state)
+    job = await completion_job(body, state, answer_id)
+    job = await within(request, body.timeout_s, constrained(job, grammar, state))
     return await answer(request, state, job, CompletionWriter(body, state, answer_id), stream=bool(body.stream))
 
 

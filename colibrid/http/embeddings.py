@@ -42,7 +42,8 @@ async def embeddings(request: web.Request) -> web.Response:
     body = await read_body(request, EmbeddingsBody, EMBEDDINGS_REFUSED, "input")
     requests = await _requests(body, state)
     results: list[GenerateResult] = []
-    await within(request, body.timeout_s, _run(requests, state.scheduler, results))
+    with state.scheduler.held():
+        await within(request, body.timeout_s, _run(requests, state.scheduler, results))
     usage = _note(request, state, results)
     size = body.dimensions or state.scheduler.info.hidden
 
@@ -124,7 +125,7 @@ async def _run(requests: Sequence[GenerateRequest], scheduler: GenerationService
 async def _submit(request: GenerateRequest, scheduler: GenerationService) -> Generation:
     while True:
         try:
-            return scheduler.submit(request)
+            return scheduler.submit(request, begun=True)
         except OverloadedError as error:
             if error.code != "server_is_overloaded":
                 raise

@@ -16,6 +16,7 @@ _ROOT = Path(__file__).resolve().parent.parent.parent
 _PROGRAM = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from colibrid.text.structured_child import main; main()"
 _LENGTH = struct.Struct("<I")
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)  # not what its own limits do to it
+_NOT_TRIED = "The grammar or schema could not be tried out, because the machine is too busy; try again shortly."
 _TOO_COMPLEX = f"it is too complex: to compile it takes more than {CHECK_CPU_S} s, or too much memory"
 
 
@@ -37,7 +38,10 @@ class GrammarChecker:
         return None if self._process is None else self._process.pid
 
     async def check(self, grammar: str) -> str:
-        """What is wrong with the grammar; empty if it compiles. Raises OverloadedError if too many wait."""
+        """What is wrong with the grammar; empty if it compiles.
+
+        Raises OverloadedError if too many wait, and when nothing can be said of the grammar now.
+        """
         if self._waiting >= MAX_WAITING:
             raise OverloadedError(
                 f"{self._waiting} grammars and schemas wait to be compiled; try again shortly.",
@@ -57,6 +61,8 @@ class GrammarChecker:
             answer = await self._answer(grammar)
             if answer is None and self._ended_from_outside:
                 answer = await self._answer(grammar)
+            if answer is None and self._ended_from_outside:
+                raise OverloadedError(_NOT_TRIED, code="server_is_overloaded", retry_after_s=1.0)
             return _TOO_COMPLEX if answer is None else answer
         finally:
             self._retire_later()
@@ -76,7 +82,7 @@ class GrammarChecker:
                 answer = (await process.stdout.readexactly(length)).decode()
             done = True
         except TimeoutError:
-            return None
+            raise OverloadedError(_NOT_TRIED, code="server_is_overloaded", retry_after_s=1.0) from None
         except (asyncio.IncompleteReadError, OSError, RuntimeError):  # uvloop says RuntimeError of a closed pipe
             if self._process is not None:
                 self._ended_from_outside = await self._process.wait() in _FROM_OUTSIDE

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -139,6 +139,7 @@ class StructuredOutput:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._masks = ThreadPoolExecutor(1, thread_name_prefix="mask")
         self._cache: OrderedDict[str, asyncio.Future[_Compiled | str]] = OrderedDict()
+        self._waiting: Counter[asyncio.Future[_Compiled | str]] = Counter()  # requests, by what they wait for
 
     async def masker(self, grammar: Grammar) -> Masker:
         """Masks for one more request. Raises RequestError when the grammar does not compile or is too complex."""
@@ -154,12 +155,26 @@ class StructuredOutput:
             found = self._remember(text, asyncio.ensure_future(self._compile(text)))
         else:
             self._cache.move_to_end(text)
-        compiled = await asyncio.shield(found)
+        compiled = await self._finished(text, found)
         if isinstance(compiled, str):
             raise RequestError(
                 f"{grammar.param} cannot be used: {compiled}.", param=grammar.param, code="invalid_value"
             )
         return Masker(compiled, self._masks, self._mask_bytes)
+
+    async def _finished(self, text: str, work: asyncio.Future[_Compiled | str]) -> _Compiled | str:
+        """Waits for `work`, which others may wait for, too. When all have left, it is given up."""
+        self._waiting[work] += 1
+        try:
+            return await asyncio.shield(work)
+        finally:
+            self._waiting[work] -= 1
+            if not self._waiting[work]:
+                del self._waiting[work]
+                if not work.done():
+                    work.cancel()
+                    if self._cache.get(text) is work:
+                        del self._cache[text]
 
     def _remember(self, text: str, work: asyncio.Future[_Compiled | str]) -> asyncio.Future[_Compiled | str]:
         self._cache[text] = work

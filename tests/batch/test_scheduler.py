@@ -582,6 +582,26 @@ async def test_drain_serves_what_was_accepted(
     ]
 
 
+async def test_drain_lets_held_answers_go_on(scheduler: Scheduler, session: FakeSession, request_of: RequestOf) -> None:
+    """An answer made of several requests gets its further ones while the server drains, which waits for its end."""
+    with scheduler.held():
+        assert not scheduler.idle
+        first = scheduler.submit(request_of(max_tokens=1, seed=7))
+        draining = asyncio.create_task(scheduler.drain(10))
+        await settle()
+        await step(session, 2)
+        assert await collect(first) == expected_tokens((1, 2, 3), 7, 1)
+        await settle()
+        assert not draining.done()
+        with pytest.raises(OverloadedError):
+            scheduler.submit(request_of())
+        second = scheduler.submit(request_of(max_tokens=1, seed=7), begun=True)
+        await settle()
+        await step(session, 2)
+        assert await collect(second) == expected_tokens((1, 2, 3), 7, 1)
+    assert await draining is True
+
+
 async def test_drain_has_an_end(scheduler: Scheduler, session: FakeSession, request_of: RequestOf) -> None:
     """When the time is up the rest fails with a reason, and its slots are closed."""
     running = scheduler.submit(request_of(max_tokens=100))

@@ -7,7 +7,7 @@ import json
 import math
 import socket
 from array import array
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -28,7 +28,7 @@ from colibrid.text.model_text import ModelText
 from colibrid.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from colibrid.errors import RequestError
 
@@ -178,6 +178,8 @@ class FakeService:
         self.refusal: RequestError | None = None
         self.readiness = Readiness(phase="ready", last_step_age_s=0.01)
         self.draining = False
+        self.holds = 0  # answers that are held
+        self.begun = 0  # requests that held answers have added
         self.seen: list[GenerateRequest] = []
         self.live: set[FakeGeneration] = set()
         self.generations: list[FakeGeneration] = []
@@ -195,7 +197,17 @@ class FakeService:
             fingerprint="fp_0123456789ab",
         )
 
-    def submit(self, request: GenerateRequest) -> FakeGeneration:
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        self.holds += 1
+        try:
+            yield
+        finally:
+            self.holds -= 1
+
+    def submit(self, request: GenerateRequest, *, begun: bool = False) -> FakeGeneration:
+        assert self.holds or not begun, "an answer that goes on is held"
+        self.begun += begun
         return self.submit_all([request])[0]
 
     def submit_all(self, requests: Sequence[GenerateRequest]) -> tuple[FakeGeneration, ...]:

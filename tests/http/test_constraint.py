@@ -118,6 +118,21 @@ async def test_deep_schemas_are_refused(server: Server, depth: int) -> None:
     assert (await server.raw(COMPLETIONS, body.encode())).status == 400
 
 
+@pytest.mark.parametrize(("path", "prompt"), [
+    ("/v1/completions", {"prompt": "x"}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+])  # fmt: skip
+async def test_patience_includes_compiling(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str, prompt: dict[str, Any]
+) -> None:
+    """timeout_s ends the wait for a grammar, too: before anything is generated, and as 504."""
+    monkeypatch.setattr(server.state.structured._checker, "check", lambda _text: asyncio.sleep(60, ""))
+    fields = {"structured_outputs": {"regex": "a+"}, "timeout_s": 0.1, "max_tokens": 3}
+    answer = await server.post(path, prompt | fields)
+    assert (answer.status, answer.error["param"]) == (504, "timeout_s")
+    assert not server.service.seen
+
+
 async def test_the_loop_turns_while_a_grammar_is_tried_out(server: Server) -> None:
     """A bomb takes seconds in another process; meanwhile others are answered, and the loop does not wait."""
     bomb, _, _ = BOMBS[4]

@@ -110,6 +110,14 @@ async def test_long_lists_go_through_in_turns(server: Server) -> None:
     assert not server.service.live
 
 
+async def test_a_list_that_was_begun_ends_while_draining(server: Server) -> None:
+    """Texts behind the first ones belong to an answer that is held, so that a server that drains takes them."""
+    texts = [f"text {index}" for index in range(server.service.info.slots + 5)]
+    answer = await server.post("/v1/embeddings", {"input": texts})
+    assert len(answer.json["data"]) == len(texts)
+    assert (server.service.begun, server.service.holds) == (5, 0)
+
+
 async def test_a_list_that_was_begun_waits_for_room(server: Server) -> None:
     """A queue that fills up meanwhile delays the rest; a queue that is full at once refuses all."""
 

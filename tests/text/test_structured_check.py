@@ -63,7 +63,8 @@ async def test_a_process_that_hangs_or_dies_is_replaced() -> None:
     assert await checker.check(GOOD) == ""
     assert checker.pid is not None
     os.kill(checker.pid, signal.SIGSTOP)
-    assert "too complex" in await checker.check(GOOD)
+    with pytest.raises(OverloadedError, match="too busy"):
+        await checker.check(GOOD)
     assert await checker.check(GOOD) == ""
     for _ in range(3):
         os.kill(checker.pid, signal.SIGKILL)
@@ -71,6 +72,24 @@ async def test_a_process_that_hangs_or_dies_is_replaced() -> None:
     os.kill(checker.pid, signal.SIGSEGV)
     assert await checker.check(GOOD) in {"", structured_check._TOO_COMPLEX}
     await checker.close()
+
+
+async def test_a_process_that_is_killed_twice_says_nothing_of_the_grammar(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When whoever kills does so again, the grammar is not to blame: the client is told to try again."""
+    start = checker._started
+
+    async def started_and_killed() -> asyncio.subprocess.Process:
+        process = await start()
+        process.send_signal(signal.SIGKILL)
+        return process
+
+    monkeypatch.setattr(checker, "_started", started_and_killed)
+    with pytest.raises(OverloadedError, match="try again"):
+        await checker.check(GOOD)
+    monkeypatch.undo()
+    assert await checker.check(GOOD) == ""
 
 
 async def test_a_client_that_leaves_does_not_shift_answers(checker: GrammarChecker) -> None:

@@ -76,6 +76,35 @@ async def test_compiled_once(output: StructuredOutput, monkeypatch: pytest.Monke
     assert len(seen) == 2
 
 
+async def test_what_nobody_waits_for_is_given_up(output: StructuredOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar whose clients have all left is not compiled; one that stays is enough, and so is one that comes anew."""
+    started, go = [], asyncio.Event()
+    check = output._checker.check
+
+    async def slow(text: str) -> str:
+        started.append(text)
+        await go.wait()
+        return await check(text)
+
+    monkeypatch.setattr(output._checker, "check", slow)
+    asked = structured.regex("a+", "p")
+    first, second = (asyncio.ensure_future(output.masker(asked)) for _ in range(2))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.sleep(0.01)
+    assert len(output._cache) == 1
+    second.cancel()
+    third = asyncio.ensure_future(output.masker(asked))  # in the same turn of the loop
+    await asyncio.sleep(0.01)
+    assert len(started) == 2
+    go.set()
+    assert (await third).first
+    assert not output._waiting
+    await asyncio.gather(first, second, return_exceptions=True)
+    assert first.cancelled()
+    assert second.cancelled()
+
+
 async def test_the_cache_is_bounded(output: StructuredOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest grammars make room, by number and by length."""
     monkeypatch.setattr(structured_masks, "CACHED_GRAMMARS", 3)
