@@ -53,10 +53,16 @@ def steps_of(folder: Path) -> dict[str, dict[str, int]]:
     return {name: {"code": int(code), "seconds": int(seconds)} for name, code, seconds in lines}
 
 
-def tests_of(path: Path) -> dict[str, Any]:
-    """Counts, and the figures that tests have recorded, of a junit file."""
-    if not path.exists():
-        return {}
+def tests_of(folder: Path) -> dict[str, Any]:
+    """Counts, and the figures that tests have recorded, of all junit files; empty without any."""
+    parts = [_junit(path) for path in sorted(folder.glob("tests-*.xml"))]
+    whole: dict[str, Any] = {}
+    for part in parts:
+        whole = {name: whole[name] + value if whole else value for name, value in part.items()}
+    return whole
+
+
+def _junit(path: Path) -> dict[str, Any]:
     root = ET.parse(path).getroot()  # noqa: S314 (as above)
     suite = root if root.tag == "testsuite" else root[0]
     counts = {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
@@ -87,7 +93,7 @@ def gather(folder: Path) -> dict[str, Any]:
     return {
         **(read("device.json") or {}),
         "steps": steps,
-        "tests": tests_of(folder / "tests.xml"),
+        "tests": tests_of(folder),
         "sanitizer": {tool: sanitizer_of(folder, tool, steps[tool]["code"]) for tool in TOOLS if tool in steps},
         "soak": read("soak.json"),
         "serve": read("serve.json"),
@@ -148,7 +154,8 @@ def report(folder: Path) -> int:
     device = re.sub(r"[^a-z0-9]+", "-", result.get("device", "gpu").lower()).strip("-")
     RESULTS.mkdir(parents=True, exist_ok=True)
     target = RESULTS / f"gpu-{result.get('date', 'undated')}-{device}.json"
-    target.write_text(json.dumps(result, indent=1) + "\n")
+    for path in (target, folder / "result.json"):
+        path.write_text(json.dumps(result, indent=1) + "\n")
     bad = failed(result["steps"])
     print(
         "\n".join(

@@ -59,6 +59,7 @@ WORDS = [
 class Seen:
     """What one process saw."""
 
+    sent: int = 0
     answered: int = 0
     cut: int = 0
     tokens: int = 0
@@ -177,16 +178,20 @@ async def one(address: tuple[str, int], connection: Connection | None, number: i
     return connection if connection.usable else None
 
 
-async def load(url: str, connections: int, numbers: range) -> Seen:
-    """All requests of one process."""
+async def load(url: str, connections: int, numbers: range, seconds: float) -> Seen:
+    """All requests of one process, or those that begin within `seconds`."""
     parts = urlsplit(url)
     address = (parts.hostname or "127.0.0.1", parts.port or 80)
     waiting = iter(numbers)
     seen = Seen()
+    end = time.perf_counter() + seconds
 
     async def client() -> None:
         connection: Connection | None = None
         for number in waiting:
+            if time.perf_counter() > end:
+                break
+            seen.sent += 1
             connection = await one(address, connection, number, seen)
         if connection is not None:
             connection.close()
@@ -197,7 +202,7 @@ async def load(url: str, connections: int, numbers: range) -> Seen:
     return seen
 
 
-def work(arguments: tuple[str, int, range]) -> Seen:
+def work(arguments: tuple[str, int, range, float]) -> Seen:
     return uvloop.run(load(*arguments))
 
 
@@ -205,6 +210,7 @@ def merge(parts: list[Seen]) -> Seen:
     """One Seen of all processes; the same body must have had one text in all of them."""
     whole = Seen()
     for part in parts:
+        whole.sent += part.sent
         whole.answered += part.answered
         whole.cut += part.cut
         whole.tokens += part.tokens
@@ -224,7 +230,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         work_each = max(1, options.connections // options.processes)
         resident, busy = daemon.resident_kib(), daemon.cpu_seconds()
         began = time.perf_counter()
-        seen = merge(pool.map(work, [(daemon.url, work_each, share) for share in shares], chunksize=1))
+        seen = merge(pool.map(work, [(daemon.url, work_each, share, options.seconds) for share in shares], chunksize=1))
         elapsed = time.perf_counter() - began
         drift = daemon.device_drift()
         grown, busy = daemon.resident_kib() - resident, daemon.cpu_seconds() - busy
@@ -233,17 +239,18 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         problems.append(f"the device has {drift} bytes less than when the daemon was ready")
     if daemon.totals["allocations_after_open"]:
         problems.append(f"{daemon.totals['allocations_after_open']} allocations after ready")
-    if seen.answered + seen.cut != options.requests:
-        problems.append(f"{seen.answered} answered and {seen.cut} cut of {options.requests}")
+    if seen.answered + seen.cut != seen.sent:
+        problems.append(f"{seen.answered} answered and {seen.cut} cut of {seen.sent}")
     latency = spread([seconds * 1e3 for seconds in seen.seconds])
     return {
         "device": options.device,
-        "requests": options.requests,
+        "asked": options.requests,
+        "requests": seen.sent,
         "connections": options.connections,
         "answered": seen.answered,
         "cut_off": seen.cut,
         "seconds": elapsed,
-        "requests_per_s": options.requests / elapsed,
+        "requests_per_s": seen.sent / elapsed,
         "tokens": seen.tokens,
         "latency_ms": None if latency is None else msgspec.to_builtins(latency),
         "device_drift_bytes": drift,
@@ -261,6 +268,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--connections", type=int, default=48)
     parser.add_argument("--processes", type=int, default=2, help="that send; their connections are shared out")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="no request begins later")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the result as one object")
     parser.add_argument("serve", nargs="*", help="behind --: more arguments of colibrid serve")
     options = parser.parse_args(arguments)

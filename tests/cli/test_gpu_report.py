@@ -29,8 +29,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "device.json").write_text(json.dumps({"device": "NVIDIA H200", "commit": "abc", "date": "2026-11-30"}))
-    (logs / "steps.txt").write_text("kernels 0 50\ntests 0 60\nmemcheck 0 30\nracecheck 124 75\nengine-x 0 12\n")
-    (logs / "tests.xml").write_text(JUNIT)
+    (logs / "steps.txt").write_text("kernels 0 50\ntests-engine 0 60\nmemcheck 0 30\nracecheck 124 75\nengine-x 0 12\n")
+    (logs / "tests-engine.xml").write_text(JUNIT)
     (logs / "memcheck.txt").write_text("...\n========= ERROR SUMMARY: 0 errors\n")
     (logs / "racecheck.txt").write_text("....")
     (logs / "engine-x.txt").write_text(json.dumps({"model": "x", "rows": [ROW]}))
