@@ -23,7 +23,7 @@
 #define MOST_ITEMS(rows)  \
   (CLB_SHARED_MAX_PARTS + \
    ((rows) * CLB_ROUTER_MAX_K < CLB_ROUTER_MAX_EXPERTS ? (rows) * CLB_ROUTER_MAX_K : CLB_ROUTER_MAX_EXPERTS))
-#define RANKS_AHEAD 4u
+#define RANKS_AHEAD 8u
 static_assert(clb_pair_ring<DOWN_STAGES>::bytes == CLB_DOWN_SHARED, "abi.h says what the host reserves");
 static_assert(clb_pair_ring<DOWN_8_STAGES>::bytes == CLB_DOWN_8_SHARED, "abi.h says what the host reserves");
 
@@ -115,9 +115,9 @@ struct down_place {
 /* The first unit of block `block`. */
 CLB_DEVICE down_place first_place(const uint32_t* start, uint32_t items, uint32_t pairs, uint32_t block) {
   const uint32_t all = max(start[items], 1u);
-  const uint64_t before = (uint64_t)all * pairs * block / gridDim.x;
-  const uint32_t rest = (uint32_t)(before % all);
-  down_place place = {(uint32_t)(before / all), 0u};
+  const uint32_t part = pairs * block % gridDim.x; /* of a pair; no division of 64 bits, which takes long */
+  const uint32_t rest = all / gridDim.x * part + all % gridDim.x * part / gridDim.x;
+  down_place place = {pairs * block / gridDim.x, 0u};
   uint32_t high = items; /* the lowest item that starts at or behind `rest` is in item .. high */
   while (place.item < high) {
     const uint32_t middle = (place.item + high) / 2u;
@@ -171,26 +171,26 @@ struct down_source {
   }
 };
 
-template <class P, uint32_t STEPS, uint32_t STAGES, uint32_t MOST_ROWS, class Source>
-CLB_DEVICE void down_pass(const clb_expert_down_args& a, clb_pair_ring<STAGES>& ring, Source& source,
-                          down_shared<MOST_ROWS>& shared, const down_place& unit, uint32_t begin, uint32_t& parity) {
-  const down_item& item = shared.items[unit.item];
+/* Operand B of row begin + lane / 4 of an item. */
+template <uint32_t MOST_ROWS>
+CLB_DEVICE clb_operand operand_of(const clb_expert_down_args& a, const down_shared<MOST_ROWS>& shared,
+                                  const down_item& item, uint32_t begin) {
   const uint32_t lane = threadIdx.x % CLB_WARP;
-  const uint32_t row_count = item.rows;
+  const uint32_t i = begin + lane / 4u;
+  const bool there = i < item.rows;
   const bool routed = item.first != down_item::SHARED;
-  const clb_slice slice(item.tiles);
-  clb_operand rows[STEPS];
-#pragma unroll
-  for (uint32_t s = 0u; s < STEPS; s++) {
-    const uint32_t i = begin + s * CLB_STEP + lane / 4u;
-    uint32_t row = i;
-    rows[s].there = i < row_count;
-    if (rows[s].there && routed) row = shared.choice.places[item.first + i];
-    rows[s].at = (routed ? a.activation : a.shared_activation) + (uint64_t)row * item.row_words(a) +
-                 (item.begin + slice.begin) * CLB_TILE + lane % 4u * 4u;
-  }
-  float sum[PAIR][STEPS][4];
-  clb_multiply_pair<P, STEPS>(ring, source, slice.end - slice.begin, rows, sum);
+  uint32_t row = i;
+  if (there && routed) row = shared.choice.places[item.first + i];
+  const uint32_t* input = routed ? a.activation : a.shared_activation;
+  const uint32_t tile = item.begin + clb_slice(item.tiles).begin;
+  return {input + (uint64_t)row * item.row_words(a) + tile * CLB_TILE + lane % 4u * 4u, there};
+}
+
+/* What the warps have of rows begin .. of an item, a step at a time, goes to `partial`. */
+template <class P, uint32_t STEPS, uint32_t MOST_ROWS>
+CLB_DEVICE void put_partial(const clb_expert_down_args& a, down_shared<MOST_ROWS>& shared, const down_place& unit,
+                            uint32_t begin, const float (&sum)[PAIR][STEPS][4], uint32_t& parity) {
+  const down_item& item = shared.items[unit.item];
 #pragma unroll
   for (uint32_t s = 0u; s < STEPS; s++) {
     shared.sums.put(parity, 0u, sum[0][s]);
@@ -198,8 +198,9 @@ CLB_DEVICE void down_pass(const clb_expert_down_args& a, clb_pair_ring<STAGES>& 
     __syncthreads();
     const uint32_t i = begin + s * CLB_STEP + threadIdx.x % 64u / 8u;
     const uint32_t tile = unit.pair * PAIR + clb_finisher() % PAIR;
-    if (clb_finisher() / PAIR == s % 2u && i < row_count && tile < a.hidden / CLB_TILE) {
-      const uint32_t place = routed ? shared.choice.places[item.first + i] : CLB_FEW_ROWS * (a.k_max + unit.item) + i;
+    if (clb_finisher() / PAIR == s % 2u && i < item.rows && tile < a.hidden / CLB_TILE) {
+      const uint32_t place = (item.first != down_item::SHARED) ? shared.choice.places[item.first + i]
+                                                               : CLB_FEW_ROWS * (a.k_max + unit.item) + i;
       const float2 y = shared.sums.template take<P>(parity, clb_finisher() % PAIR);
       *reinterpret_cast<float2*>(a.partial + (uint64_t)place * a.hidden + tile * CLB_TILE + threadIdx.x % 8u * 2u) = y;
     }
@@ -207,36 +208,46 @@ CLB_DEVICE void down_pass(const clb_expert_down_args& a, clb_pair_ring<STAGES>& 
   }
 }
 
+template <class P, uint32_t STEPS, uint32_t STAGES, uint32_t MOST_ROWS, class Source>
+CLB_DEVICE void down_pass(const clb_expert_down_args& a, clb_pair_ring<STAGES>& ring, Source& source,
+                          down_shared<MOST_ROWS>& shared, const down_place& unit, uint32_t begin, uint32_t& parity) {
+  const down_item& item = shared.items[unit.item];
+  const clb_slice slice(item.tiles);
+  clb_operand rows[STEPS];
+#pragma unroll
+  for (uint32_t s = 0u; s < STEPS; s++)
+    rows[s] = operand_of(a, shared, item, begin + s * CLB_STEP);
+  float sum[PAIR][STEPS][4];
+  clb_multiply_pair<P, STEPS>(ring, source, slice.end - slice.begin, rows, sum);
+  put_partial<P>(a, shared, unit, begin, sum, parity);
+}
+
 /* Weighted ranks in order, then the parts of the shared expert, for one row and two columns. */
 template <uint32_t MOST_ROWS>
 CLB_DEVICE float2 sum_ranks(const clb_expert_down_args& a, const down_shared<MOST_ROWS>& shared, uint32_t row,
                             uint32_t col) {
-  const float2* from = reinterpret_cast<const float2*>(a.partial + col);
-  const uint32_t stride = a.hidden / 2u;
   const uint32_t ranks = (a.expert_count > 0u) ? a.k_max : 0u;
+  const float shared_scale = (a.shared_scale != nullptr) ? a.shared_scale[row] : 1.0f;
   float2 y = make_float2(0.0f, 0.0f);
 #pragma unroll 1
-  for (uint32_t begin = 0u; begin < ranks; begin += RANKS_AHEAD) {
+  for (uint32_t begin = 0u; begin < ranks + a.shared_parts; begin += RANKS_AHEAD) {
     float weight[RANKS_AHEAD];
     float2 part[RANKS_AHEAD];
 #pragma unroll
     for (uint32_t r = 0u; r < RANKS_AHEAD; r++) {
-      const uint32_t place = row * a.k_max + begin + r;
-      weight[r] = (begin + r < ranks) ? shared.scale[place] : 0.0f; /* 0: no expert in this rank */
-      part[r] = (weight[r] != 0.0f) ? __ldcg(from + (uint64_t)place * stride) : make_float2(0.0f, 0.0f);
+      const uint32_t rank = begin + r;
+      const bool routed = rank < ranks;
+      const uint32_t place = routed ? row * a.k_max + rank : CLB_FEW_ROWS * (a.k_max + rank - ranks) + row;
+      weight[r] = routed ? shared.scale[place] : (rank < ranks + a.shared_parts) ? shared_scale : 0.0f;
+      part[r] = make_float2(0.0f, 0.0f);
+      if (weight[r] == 0.0f) continue; /* no expert in this rank */
+      part[r] = __ldcg(reinterpret_cast<const float2*>(a.partial + (uint64_t)place * a.hidden + col));
     }
 #pragma unroll
     for (uint32_t r = 0u; r < RANKS_AHEAD; r++) {
       y.x = fmaf(weight[r], part[r].x, y.x);
       y.y = fmaf(weight[r], part[r].y, y.y);
     }
-  }
-  const float shared_scale = (a.shared_scale != nullptr) ? a.shared_scale[row] : 1.0f;
-#pragma unroll 1
-  for (uint32_t p = 0u; p < a.shared_parts; p++) {
-    const float2 part = __ldcg(from + (uint64_t)(CLB_FEW_ROWS * (a.k_max + p) + row) * stride);
-    y.x = fmaf(shared_scale, part.x, y.x);
-    y.y = fmaf(shared_scale, part.y, y.y);
   }
   return y;
 }
