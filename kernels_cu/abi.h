@@ -44,8 +44,9 @@
 #define CLB_FEW_ROWS 64u               /* most rows of the few-row kernels, of a decode step, of the head */
 #define CLB_SPLIT_FP16_SCALE 0.015625f /* a power of two: residuals up to 4e6 fit */
 #define CLB_MATMUL_THREADS 256u        /* all matrix kernels: 8 warps */
-/* Launches: most blocks a multiprocessor (more would not run at once), and dynamic shared memory in bytes: the rings of
-   the few-row kernels, the stages of the many-row ones. Names with 8 are the kernels for at most 8 rows. */
+/* Launches: most blocks a multiprocessor (as many as run at once: where more fit, the blocks of the next node are
+   spread unevenly), and dynamic shared memory in bytes: the rings of the few-row kernels, the stages of the many-row
+   ones. Names with 8 are the kernels for at most 8 rows. */
 #define CLB_LINEAR_BLOCKS 1u
 #define CLB_LINEAR_SHARED 131072u
 #define CLB_LINEAR_8_BLOCKS 3u

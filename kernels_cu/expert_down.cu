@@ -11,7 +11,8 @@
  * Grid       blocks of 256 threads, CLB_DOWN_BLOCKS a multiprocessor. Dynamic shared memory: CLB_DOWN_SHARED,
  *            CLB_DOWN_8_SHARED.
  * Needs      sm_80; sm_90 for programmatic edges.
- * Roofline   bytes of the experts in use: memory-bound. Qwen3-30B at one row: 8 x 3.1 MB = 5.9 us at 4.3 TB/s.
+ * Roofline   bytes of the experts in use: memory-bound. Qwen3-30B at one row: 8 x 3.1 MB = 5.9 us at 4.3 TB/s. Measured
+ *            (H200, 2026-11-30): 11.2 us at one row, 44 at 8, 92 at 32.
  */
 #include "experts.cuh"
 
