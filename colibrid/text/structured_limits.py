@@ -19,6 +19,7 @@ MAX_WAITING = 256  # grammars that wait to be compiled; beyond it 503
 CACHED_GRAMMARS = 64  # compiled, and refused ones
 CACHED_CHARS = 4 << 20  # of their texts
 MASK_CPU_S = 1.0  # of one mask; a request whose grammar needs more ends with an error
+MASK_MEAN_CPU_S = 0.02  # of each mask of a request, MASK_CPU_S in all apart; a usual one takes a tenth of it at most
 
 
 def parser_limits() -> llguidance.LLParserLimits:

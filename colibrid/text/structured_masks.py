@@ -5,7 +5,8 @@
     token ─────────────────────────────────▶ Masker, thread "mask" ─▶ mask of the next position
 
 llguidance lets go of the interpreter's lock while it works. One thread computes all masks: a grammar that is slow delays
-other constrained requests, at most MASK_CPU_S at a time, and no request without a grammar.
+other constrained requests, at most MASK_CPU_S at a time and soon MASK_MEAN_CPU_S on the average, and no request without
+a grammar.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tokenizers
 
 from colibrid.errors import RequestError
 from colibrid.text.structured_check import GrammarChecker
-from colibrid.text.structured_limits import CACHED_CHARS, CACHED_GRAMMARS, MASK_CPU_S, parser_limits
+from colibrid.text.structured_limits import CACHED_CHARS, CACHED_GRAMMARS, MASK_CPU_S, MASK_MEAN_CPU_S, parser_limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ class Masker:
         self._mask_bytes = mask_bytes
         self._matcher: llguidance.LLMatcher | None = None
         self._tokens: list[int] = []  # so far
+        self._spent = 0.0  # seconds of the thread, for all masks so far
 
     @property
     def first(self) -> bytes:
@@ -85,10 +87,12 @@ class Masker:
             self._matcher.consume_tokens(self._tokens)
             mask = self._matcher.compute_bitmask()
         spent = time.thread_time() - started
-        if self._matcher.is_error() or spent > MASK_CPU_S:
+        self._spent += spent
+        too_slow = spent > MASK_CPU_S or self._spent > MASK_CPU_S + MASK_MEAN_CPU_S * len(self._tokens)
+        if self._matcher.is_error() or too_slow:
             raise RequestError(
                 "The schema or grammar is too complex to follow further"
-                f" ({_shown(self._matcher.get_error()) or f'a step took {spent:.1f} s'}); simplify it.",
+                f" ({_shown(self._matcher.get_error()) or f'{self._spent:.1f} s for {len(self._tokens)} tokens'}); simplify it.",
                 code="grammar_too_complex",
             )
         return self._sized(mask)

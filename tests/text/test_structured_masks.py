@@ -162,6 +162,20 @@ async def test_slow_masks_end_their_request(output: StructuredOutput, monkeypatc
         await masker.after([64])
 
 
+async def test_steps_that_are_slow_together_end_their_request(
+    output: StructuredOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schema without end starts over at each step, none of which is long: the request ends after some of them."""
+    masker = await output.masker(structured.regex("[a-z]+", "p"))
+    monkeypatch.setattr(structured_masks, "MASK_CPU_S", 0.2)
+    for clock in (iter((0.0, 0.1)), iter((0.1, 0.2))):
+        monkeypatch.setattr(structured_masks.time, "thread_time", clock.__next__)
+        await masker.after([64])
+    monkeypatch.setattr(structured_masks.time, "thread_time", iter((0.2, 0.3)).__next__)
+    with pytest.raises(RequestError, match=r"0.3 s for 3 tokens"):
+        await masker.after([64])
+
+
 async def test_tokenizers_that_cannot_be_used(own_decoder: Tokenizer) -> None:
     """A model without an end token, or without a vocabulary, refuses by name."""
     with pytest.raises(ValueError, match="end token"):
