@@ -298,7 +298,7 @@ class Bench:
         common = {
             "offsets": put(offsets), "tokens": put(places // k), "places": put(places), "row_count": put(np.array([rows], np.uint32)),
             "input": self.half(rows, hidden), "sumsq": self.space(rows, -(-hidden // 64)), "activation": self.half(rows * k, width),
-            "partial": self.space(rows * k, hidden), "expert_count": experts, "hidden": hidden, "width": width, "epsilon": EPSILON,
+            "partial": self.half(rows * k, hidden), "expert_count": experts, "hidden": hidden, "width": width, "epsilon": EPSILON,
         }  # fmt: skip
         args = [kernel_abi.struct("clb_expert_many_args")(experts=table, **common) for table, _ in layers]
         flops = 2.0 * rows * k * hidden * width
@@ -325,7 +325,7 @@ class Bench:
             qkv=put(self.rng.normal(0, 1, (rows, q + 2 * kv)).astype(np.float32)), rope=self.space(rows, head_dim),
             q_norm=self.space(head_dim), k_norm=self.space(head_dim), rows=put(table),
             row_count=put(np.array([rows], np.uint32)), slots=put(np.frombuffer(bytes(slot), np.uint8)),
-            attended=self.half(rows, q), shape=dims,
+            attended=self.half(rows, q), q_scale=self.space(rows), shape=dims,
         )  # fmt: skip
         most = min(heads // kv_heads, kernel_abi.constant("CLB_FLASH_HEADS"))
         grid = (heads // most, -(-rows // (kernel_abi.constant("CLB_FLASH_PAIRS") // most)))
@@ -335,7 +335,7 @@ class Bench:
             shared=kernel_abi.constant("CLB_FLASH_SHARED"),
         )  # fmt: skip
         shape, flops = f"{heads} / {kv_heads} x {head_dim}, {rows} rows", 2.0 * q * rows * (rows + 1)
-        self.time("append", shape, [append] * 16, [args], moved=rows * (2.0 * q + 3 * kv) * 4)
+        self.time("append", shape, [append] * 16, [args], moved=rows * kv * 12.0)
         self.time("attend_many", shape, [attend] * 16, [args], moved=rows * q * 6.0, flops=flops)
 
     def combine(self, hidden: int, k: int, rows: int) -> None:
@@ -346,7 +346,7 @@ class Bench:
             k_max=k, hidden=hidden,
         )  # fmt: skip
         launches = [self.machine.launch("clb_combine_bf16", args, grid=rows, block=256)] * 16
-        self.time("combine", f"{hidden}, k {k}, {rows} rows", launches, [args], moved=rows * hidden * (k * 4.0 + 10))
+        self.time("combine", f"{hidden}, k {k}, {rows} rows", launches, [args], moved=rows * hidden * (k * 2.0 + 10))
 
     def router(self, experts: int, hidden: int, rows: int) -> None:
         args = kernel_abi.struct("clb_router_logits_args")(

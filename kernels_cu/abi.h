@@ -427,7 +427,7 @@ typedef struct clb_expert_many_args {
   CLB_DEVICE_PTR(const uint16_t) input;     /* gate_up: (T, d) half rows */
   CLB_DEVICE_PTR(const float) sumsq;        /* gate_up: (T, d / CLB_HALF_SUM rounded up) */
   CLB_DEVICE_PTR(uint16_t) activation;      /* (assignments, w) half rows; gate_up writes, down reads */
-  CLB_DEVICE_PTR(float) partial;            /* down: (places, d) */
+  CLB_DEVICE_PTR(uint16_t) partial;         /* down: (places, d) half rows */
   uint32_t expert_count;                    /* 1 with offsets NULL */
   uint32_t hidden;
   uint32_t width;
@@ -438,17 +438,17 @@ CLB_SIZE_ASSERT(clb_expert_many_args, 88);
 /* clb_combine_{bf16,fp16}: what clb_expert_down does after its products, for partial results of clb_expert_down_many.
    Grid max_rows blocks of 256 threads. */
 typedef struct clb_combine_args {
-  CLB_DEVICE_PTR(const float) partial;        /* (T * K, d); NULL: dense layer */
-  CLB_DEVICE_PTR(const uint32_t) indices;     /* (T, K) */
-  CLB_DEVICE_PTR(const float) weights;        /* (T, K) */
-  CLB_DEVICE_PTR(const float) shared_partial; /* (T, d) or NULL */
-  CLB_DEVICE_PTR(const float) shared_scale;   /* (T) or NULL: 1 */
-  CLB_DEVICE_PTR(const uint32_t) row_count;   /* (1) */
-  CLB_DEVICE_PTR(float) residual;             /* (T, d) */
-  CLB_DEVICE_PTR(const float) next_norm;      /* (d) */
-  CLB_DEVICE_PTR(uint32_t) next_input;        /* (T, d) split rows for the head, or NULL */
-  CLB_DEVICE_PTR(uint16_t) next_half;         /* (T, d) half rows for the next layer; with next_input NULL */
-  CLB_DEVICE_PTR(float) next_sumsq;           /* (T, d / 16); with next_half (T, d / CLB_HALF_SUM rounded up) */
+  CLB_DEVICE_PTR(const uint16_t) partial;        /* (T * K, d) half rows; NULL: dense layer */
+  CLB_DEVICE_PTR(const uint32_t) indices;        /* (T, K) */
+  CLB_DEVICE_PTR(const float) weights;           /* (T, K) */
+  CLB_DEVICE_PTR(const uint16_t) shared_partial; /* (T, d) half rows, or NULL */
+  CLB_DEVICE_PTR(const float) shared_scale;      /* (T) or NULL: 1 */
+  CLB_DEVICE_PTR(const uint32_t) row_count;      /* (1) */
+  CLB_DEVICE_PTR(float) residual;                /* (T, d) */
+  CLB_DEVICE_PTR(const float) next_norm;         /* (d) */
+  CLB_DEVICE_PTR(uint32_t) next_input;           /* (T, d) split rows for the head, or NULL */
+  CLB_DEVICE_PTR(uint16_t) next_half;            /* (T, d) half rows for the next layer; with next_input NULL */
+  CLB_DEVICE_PTR(float) next_sumsq;              /* (T, d / 16); with next_half (T, d / CLB_HALF_SUM rounded up) */
   uint32_t k_max;
   uint32_t hidden;
 } clb_combine_args;
@@ -498,9 +498,10 @@ typedef struct clb_attend_args {
 } clb_attend_args;
 CLB_SIZE_ASSERT(clb_attend_args, 128);
 
-/* clb_append_{fp16,bf16,fp32}: prefill, before attention: norms and rotates q in place and k, writes K and V.
-   clb_attend_many_{fp16,bf16,fp32}: every row sees the positions up to its own. Rows of one slot follow each other in
-   rising position. Grid, with K and V of 16 bits and `most` = min(heads / kv_heads, CLB_FLASH_HEADS):
+/* clb_append_{fp16,bf16,fp32}: prefill, before attention: norms and rotates k, writes K and V. With K and V of fp32
+   also norms and rotates q in place; otherwise attention does, for which q_scale gets the factor of a norm over whole
+   rows. clb_attend_many_{fp16,bf16,fp32}: every row sees the positions up to its own. Rows of one slot follow each
+   other in rising position. Grid, with K and V of 16 bits and `most` = min(heads / kv_heads, CLB_FLASH_HEADS):
    (kv_heads * (heads / kv_heads / most rounded up), max_rows / (CLB_FLASH_PAIRS / most rounded down) rounded up) blocks
    of CLB_FLASH_THREADS; with fp32 (heads, max_rows / 64 rounded up) blocks of 128 threads. */
 typedef struct clb_prefill_attention_args {
@@ -511,10 +512,11 @@ typedef struct clb_prefill_attention_args {
   CLB_DEVICE_PTR(const clb_row) rows;          /* (T) */
   CLB_DEVICE_PTR(const uint32_t) row_count;    /* (1) */
   CLB_DEVICE_PTR(const clb_device_slot) slots; /* (N) */
+  CLB_DEVICE_PTR(float) q_scale;               /* (T) */
   CLB_DEVICE_PTR(uint16_t) attended;           /* (T, q) half rows */
   clb_attention_dims shape;
 } clb_prefill_attention_args;
-CLB_SIZE_ASSERT(clb_prefill_attention_args, 104);
+CLB_SIZE_ASSERT(clb_prefill_attention_args, 112);
 
 /* ------------------------------------------------------------------- outputs */
 

@@ -15,7 +15,7 @@
 #define ROWS_OF_BLOCK 64u
 #define ROWS_OF_WARP (ROWS_OF_BLOCK / CLB_ATTEND_WARPS)
 
-/* One head a warp: q in place, K and V to the slot's runs. */
+/* One head a warp: K and V to the slot's runs; for K and V of fp32, q in place. */
 template <class KV>
 CLB_DEVICE void append(const clb_prefill_attention_args& a) {
   clb_wait_for_inputs();
@@ -32,11 +32,15 @@ CLB_DEVICE void append(const clb_prefill_attention_args& a) {
   const float* rope = a.rope + (uint64_t)t * head_dim;
   const float q_scale = clb_qk_row_scale(shape, qkv, shape.heads);
   const float k_scale = clb_qk_row_scale(shape, qkv + q, shape.kv_heads);
-  __syncthreads(); /* every warp has seen the whole row before one changes q */
-  for (uint32_t head = threadIdx.x / CLB_WARP; head < shape.heads; head += CLB_ATTEND_WARPS) {
-    float* values = qkv + head * head_dim;
-    clb_rotate_head(shape, values, a.q_norm, head, q_scale, rope,
-                    [values](uint32_t i, float value) { values[i] = value; });
+  if (KV::bytes == 4u) {
+    __syncthreads(); /* every warp has seen the whole row before one changes q */
+    for (uint32_t head = threadIdx.x / CLB_WARP; head < shape.heads; head += CLB_ATTEND_WARPS) {
+      float* values = qkv + head * head_dim;
+      clb_rotate_head(shape, values, a.q_norm, head, q_scale, rope,
+                      [values](uint32_t i, float value) { values[i] = value; });
+    }
+  } else if (threadIdx.x == 0u) {
+    a.q_scale[t] = q_scale;
   }
   for (uint32_t head = threadIdx.x / CLB_WARP; head < shape.kv_heads; head += CLB_ATTEND_WARPS) {
     const clb_kv_head kv = clb_kv_of<KV>(shape, a.slots[row.slot], head);

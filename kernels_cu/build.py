@@ -6,7 +6,7 @@
     python3 kernels_cu/build.py --out build/cubins --arch sm_90a    only this one
 
 Needs nvcc 13 (on PATH, or --nvcc, or $CUDA_HOME/bin/nvcc). Exits 1 iff a source does not compile, a kernel
-spills registers or uses a stack frame, or a kernel has other than one parameter; exits 3 iff there is no nvcc.
+spills registers or uses a stack frame, ptxas serializes wgmma, or a kernel has other than one parameter; exits 3 iff there is no nvcc.
 The manifest names for every image its sha256 and for every kernel registers, shared memory and spills, and
 for every kernel the bytes of its argument struct, which the loader compares with the driver's own answer.
 Standard library only: it runs on machines that have nothing of ours installed.
@@ -33,6 +33,7 @@ PTX_ARCH = "compute_80"
 # Fast-math is never allowed: it would change divisions and exponentials behind the host twin's back.
 FLAGS = ("-std=c++17", "-O3", "--ftz=true", "-Werror", "all-warnings")
 
+_SLOW = "Potential Performance Loss"  # ptxas serializes wgmma, or does not move registers between warps
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
@@ -119,6 +120,9 @@ def compile_cubin(nvcc: str, source: Path, arch: str, out: Path) -> dict[str, An
     kernels = read_resources(log)
     if bad := spilling(kernels):
         print(f"{source.name} for {arch}: {', '.join(bad)} uses local memory\n{log}", file=sys.stderr)
+        raise SystemExit(1)
+    if _SLOW in log:
+        print(f"{source.name} for {arch}: wgmma is not used as meant\n{log}", file=sys.stderr)
         raise SystemExit(1)
     return image(cubin, source, arch, "cubin", kernels)
 

@@ -93,6 +93,11 @@ CLB_DEVICE uint32_t clb_half_pair(float first, float second) {
   return clb_fp16::pack(clb_fp16::fit(first * CLB_SPLIT_FP16_SCALE), clb_fp16::fit(second * CLB_SPLIT_FP16_SCALE));
 }
 
+/* Two neighbouring columns of a half row, still scaled. */
+CLB_DEVICE float2 clb_read_half_pair(const uint16_t* at) {
+  return clb_fp16::unpack(*reinterpret_cast<const uint32_t*>(at));
+}
+
 /* The norm of a half row of `cols` columns from its sums of squares, by one thread in a fixed order. */
 CLB_DEVICE float clb_half_row_scale(const float* sumsq, uint32_t cols, float epsilon) {
   const uint32_t count = (cols + CLB_HALF_SUM - 1u) / CLB_HALF_SUM;

@@ -162,12 +162,12 @@ CLB_DEVICE void gate_up_many(const clb_expert_many_args& a) {
   clb_many_run<P>(gate_up_job(a, table), memory, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS)
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_expert_gate_up_many_bf16(const __grid_constant__ clb_expert_many_args a) {
   gate_up_many<clb_bf16>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS)
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_expert_gate_up_many_fp16(const __grid_constant__ clb_expert_many_args a) {
   gate_up_many<clb_fp16>(a);
 }
@@ -213,16 +213,13 @@ struct down_job {
       const uint32_t i = clb_many_row(s);
       uint32_t place = of.first + i;
       if (i < of.rows && a.offsets != nullptr) place = a.places[of.first + i];
-      float* row = a.partial + (uint64_t)place * a.hidden;
+      uint16_t* row = a.partial + (uint64_t)place * a.hidden;
 #pragma unroll
       for (uint32_t r = 0u; r < 2u; r++) {
         const clb_pairs y = clb_make_pairs(sum[r][s]);
         const uint32_t tile = of.row_block * MANY_TILES + clb_many_tile(r);
         if (i >= of.rows || tile >= tiles) continue;
-        float* to = row + tile * CLB_TILE + clb_pair_col();
-        constexpr float n = 1.0f / CLB_SPLIT_FP16_SCALE;
-        *reinterpret_cast<float2*>(to) = make_float2(y.low.x * n, y.low.y * n);
-        *reinterpret_cast<float2*>(to + 8) = make_float2(y.high.x * n, y.high.y * n);
+        clb_store_half_sums(row, tile, y);
       }
     }
   }
@@ -239,12 +236,12 @@ CLB_DEVICE void down_many(const clb_expert_many_args& a) {
   clb_many_run<P>(down_job(a, table), memory, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS)
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_expert_down_many_bf16(const __grid_constant__ clb_expert_many_args a) {
   down_many<clb_bf16>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS)
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_expert_down_many_fp16(const __grid_constant__ clb_expert_many_args a) {
   down_many<clb_fp16>(a);
 }
@@ -259,7 +256,7 @@ CLB_DEVICE void combine(const clb_combine_args& a) {
   if (row >= *a.row_count) return;
   const clb_stream stream = {a.residual, a.next_norm, a.next_input, a.next_half, a.next_sumsq, a.hidden};
   const uint32_t ranks = (a.partial != nullptr) ? a.k_max : 0u;
-  const float shared_scale = (a.shared_scale != nullptr) ? a.shared_scale[row] : 1.0f;
+  const float shared_scale = ((a.shared_scale != nullptr) ? a.shared_scale[row] : 1.0f) * (1.0f / CLB_SPLIT_FP16_SCALE);
   for (uint32_t begin = 0u; begin < a.hidden; begin += CLB_MATMUL_THREADS * 2u) {
     const uint32_t col = begin + threadIdx.x * 2u;
     const bool valid = col < a.hidden;
@@ -268,12 +265,13 @@ CLB_DEVICE void combine(const clb_combine_args& a) {
     for (uint32_t r = 0u; r < ranks; r++) {
       const uint64_t place = (uint64_t)row * a.k_max + r;
       if (!valid || a.indices[place] == CLB_NONE) continue;
-      const float2 part = *reinterpret_cast<const float2*>(a.partial + place * a.hidden + col);
-      y.x = fmaf(a.weights[place], part.x, y.x);
-      y.y = fmaf(a.weights[place], part.y, y.y);
+      const float2 part = clb_read_half_pair(a.partial + place * a.hidden + col);
+      const float weight = a.weights[place] * (1.0f / CLB_SPLIT_FP16_SCALE);
+      y.x = fmaf(weight, part.x, y.x);
+      y.y = fmaf(weight, part.y, y.y);
     }
     if (a.shared_partial != nullptr && valid) {
-      const float2 part = *reinterpret_cast<const float2*>(a.shared_partial + (uint64_t)row * a.hidden + col);
+      const float2 part = clb_read_half_pair(a.shared_partial + (uint64_t)row * a.hidden + col);
       y.x = fmaf(shared_scale, part.x, y.x);
       y.y = fmaf(shared_scale, part.y, y.y);
     }

@@ -116,29 +116,100 @@ struct flash_state {
   int32_t last[2]; /* position; -1: the pair is not of this segment */
 };
 
+/* One query as this lane holds it: elements 16 k + 2 (lane % 4), + 1, + 8, + 9 of its head. */
+template <uint32_t HEAD_DIM>
+struct flash_query {
+  float2 low[HEAD_DIM / 16u];
+  float2 high[HEAD_DIM / 16u];
+
+  __device__ __forceinline__ void read(const float* q, bool in) {
+#pragma unroll
+    for (uint32_t k = 0u; k < HEAD_DIM / 16u; k++) {
+      low[k] = clb_read_float2(q + k * 16u, in);
+      high[k] = clb_read_float2(q + k * 16u + 8u, in);
+    }
+  }
+
+  /* The factor of a norm over the head, by the four lanes that hold it. */
+  __device__ __forceinline__ float norm_scale(float epsilon) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (uint32_t k = 0u; k < HEAD_DIM / 16u; k++)
+      sum += low[k].x * low[k].x + low[k].y * low[k].y + high[k].x * high[k].x + high[k].y * high[k].y;
+    sum += __shfl_xor_sync(CLB_FULL_WARP, sum, 1);
+    sum += __shfl_xor_sync(CLB_FULL_WARP, sum, 2);
+    return 1.0f / sqrtf(sum / (float)HEAD_DIM + epsilon);
+  }
+
+  __device__ __forceinline__ void multiply(const float* norm, float scale) {
+#pragma unroll
+    for (uint32_t k = 0u; k < HEAD_DIM / 16u; k++) {
+      const float2 one = make_float2(1.0f, 1.0f);
+      const float2 w = (norm != nullptr) ? clb_read_float2(norm + k * 16u, true) : one;
+      const float2 v = (norm != nullptr) ? clb_read_float2(norm + k * 16u + 8u, true) : one;
+      low[k] = make_float2(low[k].x * scale * w.x, low[k].y * scale * w.y);
+      high[k] = make_float2(high[k].x * scale * v.x, high[k].y * scale * v.y);
+    }
+  }
+
+  static __device__ __forceinline__ void rotate_pair(float2& near, float2& far, float2 cosine, float2 sine) {
+    const float2 before = near;
+    near = make_float2(near.x * cosine.x - far.x * sine.x, near.y * cosine.y - far.y * sine.y);
+    far = make_float2(far.x * cosine.x + before.x * sine.x, far.y * cosine.y + before.y * sine.y);
+  }
+
+  /* rope: at this lane's first element. Elements i and i + HEAD_DIM / 2 turn together: both are this lane's. */
+  __device__ __forceinline__ void rotate(const float* rope, bool in) {
+    constexpr uint32_t half = HEAD_DIM / 32u;
+#pragma unroll
+    for (uint32_t k = 0u; k < half; k++) {
+      const float* at = rope + k * 16u;
+      rotate_pair(low[k], low[k + half], clb_read_float2(at, in), clb_read_float2(at + HEAD_DIM / 2u, in));
+      rotate_pair(high[k], high[k + half], clb_read_float2(at + 8u, in), clb_read_float2(at + HEAD_DIM / 2u + 8u, in));
+    }
+  }
+};
+
+CLB_DEVICE uint32_t flash_pack(float2 values, float scale) {
+  return clb_fp16::pack(clb_fp16::fit(values.x * scale), clb_fp16::fit(values.y * scale));
+}
+
+/* The query of one pair of this lane: normed, rotated, in units of log2. */
+template <uint32_t HEAD_DIM>
+CLB_DEVICE void flash_read_query(const clb_prefill_attention_args& a, uint32_t row, uint32_t head, bool in,
+                                 flash_query<HEAD_DIM>& query) {
+  const clb_attention_dims& shape = a.shape;
+  const uint32_t element = threadIdx.x % 4u * 2u;
+  const uint64_t stride = (uint64_t)(shape.heads + 2u * shape.kv_heads) * HEAD_DIM;
+  query.read(a.qkv + row * stride + head * HEAD_DIM + element, in);
+  if (shape.qk_norm == CLB_QK_NORM_HEAD) {
+    const float scale = query.norm_scale(shape.epsilon);
+    query.multiply((a.q_norm != nullptr) ? a.q_norm + element : nullptr, scale);
+  } else if (shape.qk_norm == CLB_QK_NORM_ROW) {
+    const float* norm = (a.q_norm != nullptr && in) ? a.q_norm + head * HEAD_DIM + element : nullptr;
+    query.multiply(norm, in ? a.q_scale[row] : 1.0f);
+  }
+  query.rotate(a.rope + (uint64_t)row * HEAD_DIM + element, in);
+}
+
 template <uint32_t HEAD_DIM>
 CLB_DEVICE void flash_begin(const clb_prefill_attention_args& a, const flash_place& place, const flash_segment& segment,
                             flash_state<HEAD_DIM>& state) {
-  const clb_attention_dims& shape = a.shape;
-  const uint64_t stride = (uint64_t)(shape.heads + 2u * shape.kv_heads) * HEAD_DIM;
-  const float scale = shape.scale * CLB_LOG2_E;
+  const float scale = a.shape.scale * CLB_LOG2_E;
 #pragma unroll
   for (uint32_t h = 0u; h < 2u; h++) {
     const uint32_t row = place.pair(h) / place.heads;
     const uint32_t head = place.first_head + place.pair(h) % place.heads;
     const bool in = row >= segment.begin && row < segment.end;
-    const float* q = a.qkv + (place.first + row) * stride + head * HEAD_DIM + threadIdx.x % 4u * 2u;
+    flash_query<HEAD_DIM> query;
+    flash_read_query(a, place.first + row, head, in, query);
     state.most[h] = CLB_NO_SCORE;
     state.sum[h] = 0.0f;
     state.last[h] = in ? (int32_t)(segment.position + row - segment.begin) : -1;
 #pragma unroll
     for (uint32_t k = 0u; k < HEAD_DIM / 16u; k++) {
-      const float2 low = clb_read_float2(q + k * 16u, in);
-      const float2 high = clb_read_float2(q + k * 16u + 8u, in);
-      const uint32_t low_pair = clb_fp16::pack(clb_fp16::fit(low.x * scale), clb_fp16::fit(low.y * scale));
-      const uint32_t high_pair = clb_fp16::pack(clb_fp16::fit(high.x * scale), clb_fp16::fit(high.y * scale));
-      (h == 0u ? state.q[k].x : state.q[k].y) = low_pair;
-      (h == 0u ? state.q[k].z : state.q[k].w) = high_pair;
+      (h == 0u ? state.q[k].x : state.q[k].y) = flash_pack(query.low[k], scale);
+      (h == 0u ? state.q[k].z : state.q[k].w) = flash_pack(query.high[k], scale);
     }
   }
 #pragma unroll

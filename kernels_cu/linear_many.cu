@@ -147,12 +147,12 @@ CLB_DEVICE void linear_many(const clb_matmul_many_args& a) {
   clb_many_run<P>(job, memory, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS)
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_linear_many_bf16(const __grid_constant__ clb_matmul_many_args a) {
   linear_many<clb_bf16>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS)
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_linear_many_fp16(const __grid_constant__ clb_matmul_many_args a) {
   linear_many<clb_fp16>(a);
 }

@@ -102,6 +102,13 @@ CLB_DEVICE void clb_store_half_pairs(uint16_t* row, uint32_t tile, const clb_pai
   to[4] = clb_half_pair(pairs.high.x, pairs.high.y);
 }
 
+/* The same for sums over half rows with weights as they are: they have the scale of half rows already. */
+CLB_DEVICE void clb_store_half_sums(uint16_t* row, uint32_t tile, const clb_pairs& sums) {
+  uint32_t* to = reinterpret_cast<uint32_t*>(row + tile * CLB_TILE + clb_pair_col());
+  to[0] = clb_fp16::pack(clb_fp16::fit(sums.low.x), clb_fp16::fit(sums.low.y));
+  to[4] = clb_fp16::pack(clb_fp16::fit(sums.high.x), clb_fp16::fit(sums.high.y));
+}
+
 /* Barrier of the threads that multiply. */
 CLB_DEVICE void clb_many_barrier() { clb_barrier(1u, MANY_THREADS); }
 
@@ -130,7 +137,6 @@ CLB_DEVICE void clb_many_clear(float (&sum)[2][STEPS][4]) {
 #if CLB_WIDE
 
 static_assert(MANY_STAGES * MANY_STAGE_BYTES + 1024u == CLB_MANY_WIDE_SHARED, "abi.h says what the host reserves");
-#define MANY_LAG 2u /* stages between the start of copies and the report that they are there */
 #define MANY_COPY_THREADS (CLB_MANY_WIDE_THREADS - MANY_THREADS)
 #define MANY_PASSES (MANY_ROWS * MANY_CHUNKS / MANY_COPY_THREADS) /* over the rows of a stage */
 
@@ -150,31 +156,6 @@ struct clb_many_stage {
   }
 };
 
-/* Stages that a thread copied and did not report yet: their cp.async must be there first, and be fenced. */
-struct clb_many_reports {
-  clb_many_stage stage; /* the oldest of them */
-  uint32_t count;
-
-  __device__ __forceinline__ void report() {
-    clb_fence_async();
-    clb_gate_arrive(stage.full());
-    stage.next();
-    count--;
-  }
-  __device__ __forceinline__ void add() {
-    clb_copies_end_group();
-    count++;
-    if (count <= MANY_LAG) return;
-    clb_copies_wait<MANY_LAG>();
-    report();
-  }
-  __device__ __forceinline__ void finish() {
-    clb_copies_wait<0>();
-    while (count > 0u)
-      report();
-  }
-};
-
 /* By the threads that copy: all stages of all units of this block. */
 template <class Job>
 CLB_DEVICE void clb_many_copy(const Job& job, clb_many_stage stage) {
@@ -186,7 +167,6 @@ CLB_DEVICE void clb_many_copy(const Job& job, clb_many_stage stage) {
   /* Bulk copies: a warp issues one lane's at a time, so every warp takes some. */
   constexpr uint32_t each_warp = MANY_TILES / (MANY_COPY_THREADS / CLB_WARP);
   const uint64_t row_bytes = (uint64_t)job.across * (CLB_TILE * 2u);
-  clb_many_reports reports = {stage, 0u};
 #pragma unroll 1
   for (uint32_t u = blockIdx.x; u < job.units; u += gridDim.x) {
     const typename Job::unit unit = job.unit_at(u);
@@ -213,11 +193,10 @@ CLB_DEVICE void clb_many_copy(const Job& job, clb_many_stage stage) {
             clb_copy_async(stage.at() + clb_many_chunk(row, chunk) + i * each * MANY_ROW_BYTES,
                            rows[i] + tile * (CLB_TILE * 2u));
       }
-      reports.add();
+      clb_gate_arrive_after_copies(stage.full());
       stage.next();
     }
   }
-  reports.finish();
 }
 
 /* Column tile `col` of the stage, whose operand A is `a`. */
@@ -266,6 +245,12 @@ CLB_DEVICE void clb_many_start(const clb_many_stage& stage, uint32_t col, float 
   clb_wgmma_wait<1>();
 }
 
+/* The stage is there. What cp.async wrote is fenced here: its writers would wait for all their copies in flight. */
+CLB_DEVICE void clb_many_await(const clb_many_stage& stage) {
+  clb_gate_wait(stage.full(), stage.round);
+  clb_fence_async();
+}
+
 /* The stage is read. */
 CLB_DEVICE void clb_many_release(const clb_many_stage& stage) {
   if (threadIdx.x % CLB_WARP == 0u) clb_gate_arrive(stage.empty());
@@ -279,7 +264,7 @@ CLB_DEVICE void clb_many_multiply(clb_many_stage& stage, uint32_t across, float 
   clb_many_hold(sum);
 #pragma unroll 1
   for (uint32_t left = across; left >= MANY_COLS; left -= MANY_COLS) {
-    clb_gate_wait(stage.full(), stage.round);
+    clb_many_await(stage);
     clb_many_start<P, 1u>(stage, 0u, sum);
     if (left != across) clb_many_release(before);
     before = stage;
@@ -292,7 +277,7 @@ CLB_DEVICE void clb_many_multiply(clb_many_stage& stage, uint32_t across, float 
   clb_many_hold(sum);
   if (across >= MANY_COLS) clb_many_release(before);
   if (across % MANY_COLS == 0u) return;
-  clb_gate_wait(stage.full(), stage.round);
+  clb_many_await(stage);
 #pragma unroll 1
   for (uint32_t i = 0u; i < across % MANY_COLS; i++) {
     clb_many_start<P, 1u>(stage, i, sum);

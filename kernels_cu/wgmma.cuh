@@ -25,6 +25,11 @@ CLB_DEVICE void clb_gate_expect(uint32_t gate, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(gate), "r"(bytes) : "memory");
 }
 
+/* One arrival once all cp.async of this thread so far are there. */
+CLB_DEVICE void clb_gate_arrive_after_copies(uint32_t gate) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(gate) : "memory");
+}
+
 /* Until the phase of that parity is complete. */
 CLB_DEVICE void clb_gate_wait(uint32_t gate, uint32_t parity) {
   asm volatile(

@@ -162,6 +162,7 @@ static void plan_attention(const clb_model_desc* model, clb_cuda_layout* at, uin
   at->rope = take(end, rows * model->head_dim * sizeof(float));
   at->qkv = take(end, rows * (q + 2u * kv) * sizeof(float));
   at->attended = take(end, row_bytes(rows, CLB_FEW_ROWS, q));
+  at->q_scale = take(end, rows * sizeof(float));
   at->partial = take(end, splits * model->head_dim * sizeof(float));
   at->partial_state = take(end, splits * 2u * sizeof(float));
   at->attend_tickets = take(end, (uint64_t)CLB_FEW_ROWS * model->heads * sizeof(uint32_t));
@@ -187,8 +188,8 @@ static void plan_ffn(const clb_model_desc* model, const clb_cuda_extents* extent
   const uint64_t first = *end;
   at->activation = take(end, row_bytes(places, (uint64_t)CLB_FEW_ROWS * extents->k_max, extents->expert_width));
   at->shared_activation = take(end, row_bytes(rows, CLB_FEW_ROWS, extents->shared_width));
-  at->expert_partial = take(end, places * hidden * sizeof(float));
-  at->shared_partial = take(end, extents->shared_width == 0u ? 0u : rows * hidden * sizeof(float));
+  at->expert_partial = take(end, places * hidden * sizeof(uint16_t));
+  at->shared_partial = take(end, extents->shared_width == 0u ? 0u : rows * hidden * sizeof(uint16_t));
   uint64_t places_few = extents->k_max;
   if (extents->shared_width != 0u) {
     places_few += CLB_SHARED_MAX_PARTS;

@@ -65,6 +65,7 @@ typedef struct clb_cuda_layout {
   uint64_t rope;
   uint64_t qkv;
   uint64_t attended;
+  uint64_t q_scale; /* of prompts whose queries are normed by the row */
   uint64_t partial; /* of attention */
   uint64_t partial_state;
   uint64_t attend_tickets;

@@ -96,6 +96,7 @@ static void prompt_attend(builder* b, uint32_t layer) {
                                            .rows = rows_at(b),
                                            .row_count = b->row_count,
                                            .slots = at(b, p->slots),
+                                           .q_scale = at(b, p->q_scale),
                                            .attended = at(b, p->attended),
                                            .shape = dims_of(b, layer)};
   launch(b, CLB_CUDA_APPEND, &args, (uint32_t[3]){b->rows, 1u, 1u}, APPEND_THREADS, 0u);

@@ -106,6 +106,8 @@ class Case:
         )  # fmt: skip
         table = np.array([[slot % (1 << 32), position, 0, 0] for slot, position in rows], np.uint32)
         self.qkv_at = machine.put(self.qkv)
+        self.q_scale: harness.Output
+        self.attended: harness.Output
         self.common = {
             "qkv": self.qkv_at, "rope": machine.put(self.rope), "rows": machine.put(table),
             "q_norm": 0 if self.norms[0] is None else machine.put(self.norms[0]),
@@ -181,7 +183,10 @@ def attend_many(machine: harness.Machine, shape: Shape, args: object, rows: int)
 
 def run_prefill(machine: harness.Machine, case: Case) -> None:
     shape, count = case.shape, len(case.rows)
-    args = kernel_abi.struct("clb_prefill_attention_args")(**case.common, attended=case.space(np.uint16).address)
+    case.q_scale = machine.poisoned((count,), np.float32)
+    args = kernel_abi.struct("clb_prefill_attention_args")(
+        **case.common, q_scale=case.q_scale.address, attended=case.space(np.uint16).address
+    )
     machine.run(f"clb_append_{shape.kv}", args, grid=(count + 1,), block=128)
     attend_many(machine, shape, args, count + 70)
 
@@ -254,9 +259,7 @@ def test_long_prompts_of_model_shapes(gpu_machine: harness.OnGpu) -> None:
         gpu_machine.reset()
 
 
-@pytest.mark.parametrize(
-    "shape", [Shape(window=50), Shape(kv="fp32"), Shape(heads=16, kv_heads=2, head_dim=128)], ids=repr
-)
+@pytest.mark.parametrize("shape", [Shape(window=50, qk_norm=2), Shape(kv="fp32"), Shape(heads=16, kv_heads=2, head_dim=128, qk_norm=1)], ids=repr)
 def test_company_changes_no_bit(machine: harness.Machine, shape: Shape) -> None:
     """A prompt row has the same bits alone and at any place among others of its slot and of others."""
     sizes = [(0, 330), (0, 40)]
@@ -271,6 +274,8 @@ def test_company_changes_no_bit(machine: harness.Machine, shape: Shape) -> None:
         args = kernel_abi.struct("clb_prefill_attention_args")(
             **{
                 **together.common, "qkv": machine.put(rotated_qkv[first : first + count]), "rows": machine.put(table),
+                "rope": machine.put(together.rope[first : first + count]),
+                "q_scale": machine.put(machine.get(together.q_scale)[first : first + count]),
                 "row_count": machine.put(np.array([count], np.uint32)), "attended": attended.address,
             }
         )  # fmt: skip

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EPSILON = 1e-6
 LIMIT = {"bf16": 5e-5, "fp16": 2e-5}
-HALF_LIMIT = 6e-4  # half rows of 11 bits, twice
+HALF_LIMIT = 6e-4  # half rows of 11 bits, three times
 NONE = 0xFFFFFFFF
 DISTINCT = 7  # experts drawn; the others repeat them, so that large cases stay quick
 
@@ -216,7 +216,7 @@ def run_many(machine: harness.Machine, layer: Layer, *, half: bool = True) -> ND
     }  # fmt: skip
 
     def product(experts: list[Any], width: int, rows: int, lists: dict[str, int]) -> harness.Output:
-        partial = machine.poisoned((rows, case.hidden), np.float32)
+        partial = machine.poisoned((rows, case.hidden), np.uint16)
         args = struct(
             experts=layer.table(machine, experts), activation=machine.poisoned((rows, width), np.uint16).address,
             partial=partial.address, expert_count=len(experts), width=width, **lists, **common,
