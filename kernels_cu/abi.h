@@ -28,7 +28,7 @@
 
 #include <stdint.h>
 
-#define CLB_KERNELS_ABI 4u
+#define CLB_KERNELS_ABI 5u
 
 #ifdef __CUDACC__
 #define CLB_DEVICE_PTR(type) type*

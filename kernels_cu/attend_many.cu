@@ -2,13 +2,15 @@
  * attend_many.cu: attention of a prefill step: K and V of all rows first, then every row over the positions it sees.
  *
  * Operation  clb_append_{fp16,bf16,fp32}, clb_attend_many_{fp16,bf16,fp32}: see abi.h. K and V of 16 bits go through
- *            tensor cores (flash.cuh). With K and V of fp32 a warp takes up to 4 following rows of one slot at once, so
- *            that they share the reads of K and V; a row's own sums do not depend on which rows those are: its
- * positions go to groups of lanes by their own number, in rising order. Reference  tests/cuda/test_attention.py (numpy,
- * float64). Grid       append (rows) blocks of 128 threads; attend: flash_place, and for fp32 (heads, rows / 64 rounded
- * up) blocks of 128 threads. Needs      sm_80; sm_90 for programmatic edges. Roofline   4 * heads * head_dim flops a
- * pair of row and position: 2,048 rows of Qwen3-30B are 34 GFLOP a layer, 44 us at 790 TFLOP/s. mma.sync with 16 rows a
- * warp is bound by shared memory at half of that; target 120 us.
+ *            tensor cores (flash.cuh). With K and V of fp32 a warp takes up to 4 following rows of one slot at once,
+ *            so that they share the reads of K and V; a row's own sums do not depend on which rows those are: its
+ *            positions go to groups of lanes by their own number, in rising order.
+ * Reference  tests/cuda/test_attention.py (numpy, float64).
+ * Grid       append (rows) blocks of 128 threads; attend: see abi.h.
+ * Needs      sm_80; sm_90 for programmatic edges.
+ * Roofline   4 * heads * head_dim flops a pair of row and position: 2,048 rows of Qwen3-30B are 34 GFLOP a layer,
+ *            44 us at 790 TFLOP/s. mma.sync with 16 rows a warp is bound by shared memory at half of that; target
+ *            120 us. Measured (H200, 2026-11-30): 171 us; 512 rows 26 us; append 7 us.
  */
 #include "flash.cuh"
 

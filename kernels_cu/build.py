@@ -6,7 +6,8 @@
     python3 kernels_cu/build.py --out build/cubins --arch sm_90a    only this one
 
 Needs nvcc 13 (on PATH, or --nvcc, or $CUDA_HOME/bin/nvcc). Exits 1 iff a source does not compile, a kernel
-spills registers or uses a stack frame, ptxas serializes wgmma, or a kernel has other than one parameter; exits 3 iff there is no nvcc.
+spills registers or uses a stack frame, ptxas serializes wgmma, or a kernel has other than one parameter; exits 3 iff
+there is no nvcc.
 The manifest names for every image its sha256 and for every kernel registers, shared memory and spills, and
 for every kernel the bytes of its argument struct, which the loader compares with the driver's own answer.
 Standard library only: it runs on machines that have nothing of ours installed.

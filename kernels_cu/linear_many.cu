@@ -7,7 +7,7 @@
  *            share their weights.
  * Needs      sm_80; sm_90a for wgmma and programmatic edges.
  * Roofline   2 * T * rows * cols flops: qkv of Qwen3-30B (5,120 x 2,048), 2,048 rows: 43 GFLOP, 54 us at 790 TFLOP/s.
- *            Target: twice that.
+ *            Target: twice that. Measured (H200, 2026-11-30): qkv 125 us, out 178 us; 128 rows: 42 and 71 us.
  */
 #include "many.cuh"
 

@@ -15,10 +15,15 @@
  *
  *   wgmma (sm_90a), 16 row tiles, 128 rows, one block of 384 threads a multiprocessor: four warps copy, two groups
  *   of four warps multiply. Weights are operand A from registers, which is what their order is made for; input is
- * operand B from shared memory. 4 stages of 4 column tiles, each with two gates (mbarriers), full and empty: | weights
- * [16 row tiles][4 column tiles][512 bytes] | input [128 rows][128 bytes, chunk c at c ^ row % 8] | 48 KiB mma.sync, 8
- * row tiles, 64 rows, two blocks of 256 threads a multiprocessor, who all copy and all multiply. 3 stages: | weights [8
- * row tiles][4 column tiles][512 bytes] | input [64 rows][128 bytes, the same] | 24 KiB
+ *   operand B from shared memory. 4 stages of 4 column tiles, each with two gates (mbarriers), full and empty:
+ *
+ *     | weights [16 row tiles][4 column tiles][512 bytes] | input [128 rows][128 bytes] |   48 KiB
+ *
+ *   mma.sync, 8 row tiles, 64 rows, two blocks of 256 threads a multiprocessor, who all copy and multiply. 3 stages:
+ *
+ *     | weights [8 row tiles][4 column tiles][512 bytes] | input [64 rows][128 bytes] |     24 KiB
+ *
+ * Chunk c (16 bytes) of input row r lies at chunk c ^ r % 8 of its 128 bytes.
  *
  * An output is one sum over column tiles in rising order, no split of the columns, whatever the unit it is in. Products
  * are of fp16 in both: bf16 weights are converted on the way from shared memory (exact but for tiny ones).

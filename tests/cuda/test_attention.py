@@ -259,7 +259,11 @@ def test_long_prompts_of_model_shapes(gpu_machine: harness.OnGpu) -> None:
         gpu_machine.reset()
 
 
-@pytest.mark.parametrize("shape", [Shape(window=50, qk_norm=2), Shape(kv="fp32"), Shape(heads=16, kv_heads=2, head_dim=128, qk_norm=1)], ids=repr)
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(window=50, qk_norm=2), Shape(kv="fp32"), Shape(heads=16, kv_heads=2, head_dim=128, qk_norm=1)],
+    ids=repr,
+)
 def test_company_changes_no_bit(machine: harness.Machine, shape: Shape) -> None:
     """A prompt row has the same bits alone and at any place among others of its slot and of others."""
     sizes = [(0, 330), (0, 40)]
