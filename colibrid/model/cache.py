@@ -82,7 +82,10 @@ def locate(model: str | None, hub_cache: Path) -> Located:
             return Located(path, path.resolve().name, is_pack=False)
         raise ModelError(f"{path}: neither a pack (colibri.json) nor a Hugging Face checkpoint (config.json)")
     if path.exists():
-        raise ModelError(f"{path}: not a folder; MODEL is a pack, a Hugging Face checkpoint's folder, or org/name")
+        raise ModelError(
+            f"{path}: not a folder; MODEL is a pack, the folder of a Hugging Face checkpoint in safetensors, or org/name; "
+            "GGUF and other single files are not read"
+        )
     if _HUB_NAME.fullmatch(model):
         return Located(_hub_snapshot(model, hub_cache), model, is_pack=False)
     raise ModelError(f"{path}: no such folder; MODEL is a pack, a Hugging Face checkpoint's folder, or org/name")
@@ -103,7 +106,7 @@ def _hub_snapshot(name: str, hub_cache: Path) -> Path:
         return max(found, key=lambda path: path.stat().st_mtime_ns)
     raise ModelError(
         f"{name} is not in the Hugging Face cache {hub_cache}; colibrid downloads nothing, so run\n"
-        f"    hf download {name} --include '*.safetensors' '*.json' '*.jinja'\n"
+        f"    hf download {name} --include '*.safetensors' --include '*.json' --include '*.jinja'\n"
         "and start again"
     )
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import threading
 import zlib
@@ -114,9 +115,13 @@ def test_without_a_main_the_newest_snapshot_is_taken(source: Path, options: Cach
 
 
 def test_an_absent_hub_name_says_the_command(options: CacheOptions) -> None:
-    """Nothing is downloaded; the message holds the exact command."""
+    """Nothing is downloaded; the message holds the exact command, in which every pattern has its own --include."""
     with pytest.raises(ModelError, match="hf download org/name --include") as caught:
         _resolve("org/name", options)
+    words = shlex.split(str(caught.value).splitlines()[1])[3:]
+    # A pattern without one would be taken for a file name, and then those are all that is fetched.
+    assert words[0::2] == ["--include"] * 3
+    assert words[1::2] == ["*.safetensors", "*.json", "*.jinja"]
     assert str(options.hub_cache) in str(caught.value)
 
 
