@@ -37,6 +37,8 @@ _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _OPEN_PATHS = frozenset({route.path for route in ROUTES if not route.needs_key} | {"/docs"})  # answered without a key
 _QUIET_PATHS = frozenset({"/livez", "/readyz", "/health"})  # asked every second by somebody: logged when debugging
 _CHAT = "use POST /v1/chat/completions"
+_EMBEDDINGS = "use POST /v1/embeddings"
+_STATE = "GET /readyz says what the engine does"
 _ELSEWHERE = {  # routes of other servers, and what to use instead
     "/v1/responses": _CHAT,
     "/v1/messages": _CHAT,
@@ -48,7 +50,14 @@ _ELSEWHERE = {  # routes of other servers, and what to use instead
     "/models": "use GET /v1/models",
     "/api/generate": "use POST /v1/completions",
     "/api/chat": _CHAT,
-    "/embeddings": "use POST /v1/embeddings",
+    "/embeddings": _EMBEDDINGS,
+    "/embedding": _EMBEDDINGS,
+    "/pooling": _EMBEDDINGS,
+    "/infill": "use suffix of POST /v1/completions",
+    "/ping": "use GET /health",
+    "/metrics": _STATE,
+    "/props": _STATE,
+    "/slots": _STATE,
     "/v1/tokenize": "use POST /tokenize",
     "/v1/detokenize": "use POST /detokenize",
 }

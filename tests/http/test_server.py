@@ -98,7 +98,11 @@ async def test_health_follows_the_engine(server: Server) -> None:
     [
         ("/v1/responses", "/v1/chat/completions"),
         ("/v1/messages", "/v1/chat/completions"),
-        ("/embeddings", "/v1/embeddings"),
+        ("/embeddings", "use POST /v1/embeddings."),
+        ("/pooling", "use POST /v1/embeddings."),
+        ("/infill", "use suffix of POST /v1/completions."),
+        ("/ping", "use GET /health."),
+        ("/metrics", "GET /readyz says"),
         ("/chat/completions", "/v1/chat/completions"),
         ("/nothing", "/v1/completions"),
     ],
