@@ -75,7 +75,7 @@ def load_settings(
     for parameter, value in given.items():
         if value is not None:
             setting, names, _, _ = known[parameter]
-            overrides.append(Override(setting, value, names[0]))
+            overrides.append(Override(setting, value, ", ".join(names)))
     path = Path(config_file) if config_file is not None else environment.config_file
     return load(path, environment.settings, overrides)
 

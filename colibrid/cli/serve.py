@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from colibrid.cli.elsewhere import instead_of
 from colibrid.cli.options import engine_options, load_settings, server_options
 from colibrid.config.environment import read_environment
 from colibrid.errors import ConfigError
@@ -14,7 +15,21 @@ if TYPE_CHECKING:
     from colibrid.model.manifest import Manifest
 
 
-@click.command(short_help="Serve a model over the OpenAI API.")
+class _Serve(click.Command):
+    """A command that knows what other servers call its options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)  # the parser takes words away
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            message = instead_of(error.option_name, given)
+            if message is None:
+                raise
+            raise click.UsageError(message, ctx) from None
+
+
+@click.command(cls=_Serve, short_help="Serve a model over the OpenAI API.")
 @click.argument("model", metavar="[MODEL]", required=False)
 @engine_options
 @server_options

@@ -106,7 +106,7 @@ def test_unreadable_configuration_is_one_line(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [(["--port", "x"], "--port: server.port must be a whole number from 0 to 65535 (given: 'x')"),
-     (["--max-model-len", "0"], "model.max_seq_len must be"),
+     (["--max-model-len", "0"], "--max-seq-len, --max-model-len: model.max_seq_len must be"),
      (["--expert-capacity", "99"], "--expert-capacity: experts.per_token must be"),
      (["--max-batch-size", "65"], "--max-batch-size: batch.slots must be"),
      (["--gpu-memory-utilization", "2"], "memory.gpu_fraction must be"),
