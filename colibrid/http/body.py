@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from colibrid.errors import OverloadedError, RequestError
 from colibrid.http.context import current
@@ -207,7 +208,7 @@ def parse(
         with collector_off():
             return msgspec.convert(raw, kind), ignored
     except msgspec.ValidationError as error:
-        raise _explained(str(error), raw) from error
+        raise _explained(str(error), raw, kind) from error
 
 
 def _check_off(name: str, value: object, rule: Refused) -> None:
@@ -231,7 +232,7 @@ def _unknown_in_messages(messages: object) -> list[str]:
     return sorted(f"messages.{name}" for name in unknown)
 
 
-def _explained(text: str, raw: dict[str, Any]) -> RequestError:
+def _explained(text: str, raw: dict[str, Any], kind: type[msgspec.Struct]) -> RequestError:
     """Msgspec's `Expected … - at `$.a[0].b`` as a message with the field and its value."""
     place = _PLACE.search(text)
     path = place.group(1) if place else ""
@@ -247,18 +248,42 @@ def _explained(text: str, raw: dict[str, Any]) -> RequestError:
     param = path.replace("[...]", "") or None
     value = _value_at(raw, path)
     if reason.startswith("Invalid enum value"):
+        allowed = ", ".join(map(shown, _listed(kind, path)))
         return RequestError(
-            f"{param}: {shown(value)} is not one of the allowed values; correct it.",
+            f"{param}: {shown(value)} is not one of the allowed values: {allowed}; correct it.",
             param=param,
             code="invalid_value",
         )
-    given = "" if value is _NOWHERE else f", not {shown(value)}"
+    separator = ": " if ", got " in reason else ", not "
+    given = "" if value is _NOWHERE else separator + shown(value)
     reason = reason[:1].lower() + reason[1:]
     return RequestError(
         f"{param or 'The body'}: {reason}{given}; correct the value or leave it out.", param=param, code="invalid_value"
     )
 
 
+def _listed(kind: type[msgspec.Struct], path: str) -> list[object]:
+    """The values that `kind` allows at `path`, of a place where it lists them."""
+    kinds = _unions_apart([_type_info(kind)])
+    for _, name in _STEP.findall(path):
+        if name:
+            fields = [field for each in kinds if isinstance(each, inspect.StructType) for field in each.fields]
+            below = [field.type for field in fields if field.encode_name == name]
+        else:
+            below = [each.item_type for each in kinds if isinstance(each, inspect.ListType)]
+        kinds = _unions_apart(below)
+    return [value for each in kinds if isinstance(each, inspect.LiteralType) for value in each.values]
+
+
+def _unions_apart(kinds: Sequence[inspect.Type]) -> list[inspect.Type]:
+    apart: list[inspect.Type] = []
+    for each in kinds:
+        bare = each.type if isinstance(each, inspect.Metadata) else each  # what _doc() says is wrapped around it
+        apart += _unions_apart(bare.types) if isinstance(bare, inspect.UnionType) else [bare]
+    return apart
+
+
+_type_info = functools.cache(inspect.type_info)
 _NOWHERE = object()
 
 
