@@ -79,6 +79,17 @@ async def test_forms(live: Live, temperature: float) -> None:
         assert re.fullmatch(pattern, choice["message"]["content"])
 
 
+async def test_the_example_of_the_reference_answers_as_it_says(live: Live) -> None:
+    """The page's request, greedy and as it stands, gets the answer that stands behind it."""
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "structured-output.md").read_text()
+    example = re.search(r"messages=(\[.*\]),\n\s+extra_body=(\{.*\}),\n.*\nprint.*  # (.*)", page)
+    assert example is not None
+    request = {"messages": json.loads(example[1])} | json.loads(example[2])
+    for fields in ({}, {"temperature": 0}):
+        answer = await live.post(CHAT, request | fields)
+        assert answer["choices"][0]["message"]["content"] == example[3]
+
+
 async def test_choices_have_masks_of_their_own(live: Live) -> None:
     """Several choices of one request differ and each is complete, whole and streamed."""
     request = {"messages": ASK, "max_tokens": 60, "temperature": 1, "seed": 3, "n": 4}
