@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 HOST ?= 127.0.0.1
 PORT ?= 8080
+CUBINS ?= auto
 BIN := $(VENV)/bin
 MESON = PATH="$(CURDIR)/$(BIN):$(BIN):$$PATH" meson
 SOURCES := pyproject.toml meson.build meson.options $(shell find colibrid engine_c conf systemd -type f \
 	-not -path '*/__pycache__/*' -not -path 'colibrid/engine/lib/*' -not -path '*.colibri/*')
 C_FILES := $(shell find engine_c kernels_cu tests/cuda -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh')
 PY_DIRS := colibrid tests engine_c/tools $(wildcard .ci/*.py bench/*.py)
+INSTALL = $(BIN)/pip install --quiet --disable-pip-version-check -Csetup-args=-Dcubins=$(CUBINS)
 # Tests import the installed package, never the folder that make was called in.
 PYTEST := PYTHONSAFEPATH=1 $(BIN)/pytest
 
@@ -21,18 +23,20 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 venv: $(VENV)/.dev  ## .venv with the package and the development tools
-serve: $(VENV)/.installed  ## install into .venv and serve the bundled model: make serve PORT=8080 HOST=127.0.0.1
+serve: $(VENV)/.installed  ## install into .venv and serve the bundled model: make serve PORT=8080 HOST=127.0.0.1 CUBINS=auto
 	exec $(BIN)/colibrid serve --host $(HOST) --port $(PORT)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python $(SOURCES)
-	$(BIN)/pip install --quiet --disable-pip-version-check .
+	@test $(CUBINS) = disabled || ! command -v nvcc >/dev/null || \
+		echo 'nvcc is installed: the CUDA kernels are compiled, too, for some minutes; CUBINS=disabled leaves them out'
+	$(INSTALL) .
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml
-	$(BIN)/pip install --quiet --disable-pip-version-check '.[dev]'
+	$(INSTALL) '.[dev]'
 	@touch $@ $(VENV)/.installed
 
 lib: $(VENV)/.dev  ## build the C library and copy it into the source tree, for work without installing
