@@ -20,13 +20,14 @@ import msgspec
 
 import colibrid
 from colibrid.batch.interfaces import EngineInfo
-from colibrid.batch.scheduler import Scheduler
+from colibrid.batch.request import ExpertPolicy
+from colibrid.batch.scheduler import Scheduler, with_defaults
 from colibrid.engine.spec import device_name, make_spec, most_experts
 from colibrid.engine.supervisor import Supervisor
 from colibrid.engine.tables import experts_per_token
 
 if TYPE_CHECKING:
-    from colibrid.config.settings import Settings
+    from colibrid.config.settings import ExpertsSettings, Settings
     from colibrid.engine.library import Library
     from colibrid.engine.spec import EngineSpec
     from colibrid.model.manifest import Manifest
@@ -40,7 +41,7 @@ def make_service(
     supervisor = Supervisor(library, spec, manifest, settings.engine)
     scheduler = Scheduler(
         supervisor,
-        make_info(spec, manifest, settings.model.served_name or manifest.name),
+        make_info(spec, manifest, settings.model.served_name or manifest.name, settings.experts),
         [most_experts(layer, spec.experts_most) for layer in manifest.layers],
         batch=settings.batch,
         limits=settings.limits,
@@ -49,7 +50,7 @@ def make_service(
     return supervisor, scheduler
 
 
-def make_info(spec: EngineSpec, manifest: Manifest, model_id: str) -> EngineInfo:
+def make_info(spec: EngineSpec, manifest: Manifest, model_id: str, experts: ExpertsSettings) -> EngineInfo:
     """What is known before the engine is ready."""
     return EngineInfo(
         model_id=model_id,
@@ -62,13 +63,16 @@ def make_info(spec: EngineSpec, manifest: Manifest, model_id: str) -> EngineInfo
         experts_most=max((most_experts(layer, spec.experts_most) for layer in manifest.layers), default=0),
         batch_dependent=spec.max_tokens_per_expert > 0,
         device=device_name(spec),
-        fingerprint=_fingerprint(spec, manifest),
+        fingerprint=_fingerprint(spec, manifest, experts),
         output_is_prompt=spec.device == "cpu",
     )
 
 
-def _fingerprint(spec: EngineSpec, manifest: Manifest) -> str:
-    """Changes with build, device, pack, KV type and chunk size, which are what the text depends on."""
+def _fingerprint(spec: EngineSpec, manifest: Manifest, experts: ExpertsSettings) -> str:
+    """Changes with build, device, pack, KV type, chunk size and the experts that a request gets which says nothing of
+    them: that is what the text depends on.
+    """
+    policies = [with_defaults(ExpertPolicy(), task, experts) for task in (experts.generate, experts.score)]
     pieces = [
         colibrid.__version__,
         spec.device,
@@ -76,6 +80,7 @@ def _fingerprint(spec: EngineSpec, manifest: Manifest) -> str:
         str(spec.prefill_chunk),
         str(spec.max_tokens_per_expert),
         f"dummy {spec.dummy_seed}" if spec.weights == "dummy" else "files",
+        *(f"{policy.per_token} {policy.threshold}" for policy in policies),
     ]
     digest = hashlib.sha256(msgspec.json.encode(pieces))
     digest.update(msgspec.json.encode(manifest))

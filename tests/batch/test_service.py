@@ -18,7 +18,14 @@ import uvloop
 
 from colibrid.batch.request import ExpertPolicy, GenerateRequest, GenerateResult, Sampling, TokenRecord
 from colibrid.batch.service import make_info, make_service
-from colibrid.config.settings import BatchSettings, EngineSettings, ModelSettings, Settings
+from colibrid.config.settings import (
+    BatchSettings,
+    EngineSettings,
+    ExpertsSettings,
+    ModelSettings,
+    Settings,
+    TaskExpertsSettings,
+)
 from colibrid.engine.spec import make_spec
 from colibrid.errors import EngineFaultError, RequestError
 
@@ -437,17 +444,24 @@ def test_the_service_runs_on_uvloop(library: Library, bundled_pack: Pack) -> Non
 
 
 def test_the_fingerprint_changes_with_what_may_change_the_text(bundled_pack: Pack) -> None:
-    """KV type, chunk size and weights are in it; slots and names are not."""
+    """KV type, chunk size, weights and the settings' experts are in it; slots, names and what embeds are not."""
     manifest = bundled_pack.manifest
     spec = make_spec(SETTINGS, str(bundled_pack.path), manifest)
 
-    def fingerprint(**changes: Any) -> str:
-        return make_info(msgspec.structs.replace(spec, **changes), manifest, "id").fingerprint
+    def fingerprint(experts: ExpertsSettings = SETTINGS.experts, **changes: Any) -> str:
+        return make_info(msgspec.structs.replace(spec, **changes), manifest, "id", experts).fingerprint
 
-    same = {fingerprint(), fingerprint(slots=3), fingerprint(pack_dir="elsewhere")}
+    one = TaskExpertsSettings(per_token=1)
+    same = {
+        fingerprint(),
+        fingerprint(slots=3),
+        fingerprint(pack_dir="elsewhere"),
+        fingerprint(ExpertsSettings(embed=one)),
+    }
     assert len(same) == 1
     others = {fingerprint(kv_precision="fp16"), fingerprint(prefill_chunk=32), fingerprint(weights="dummy")}
-    assert len(others | same) == 4
+    others |= {fingerprint(ExpertsSettings(threshold=0.5)), fingerprint(ExpertsSettings(generate=one))}
+    assert len(others | same) == 6
     file = msgspec.structs.replace(manifest.files[0], crc32c=(1,))
     changed = msgspec.structs.replace(manifest, files=(file, *manifest.files[1:]))
-    assert make_info(spec, changed, "id").fingerprint not in same
+    assert make_info(spec, changed, "id", SETTINGS.experts).fingerprint not in same
