@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SHOWN_CHARS = 80
+_PARAM_CHARS = 200  # a name that the client made up may be part of it
 
 
 class InvalidKeyError(RequestError):
@@ -120,9 +121,8 @@ def _head_of(value: object) -> object:
 
 def error_object(error: RequestError) -> dict[str, object]:
     """What a body or an SSE event says about `error`."""
-    return {
-        "error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code},
-    }
+    param = None if error.param is None else error.param[:_PARAM_CHARS]
+    return {"error": {"message": error.message, "type": error.type, "param": param, "code": error.code}}
 
 
 def error_headers(error: RequestError) -> Mapping[str, str]:

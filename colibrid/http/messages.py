@@ -90,7 +90,7 @@ def _variables(body: ChatBody, state: AppState, template: ChatTemplate, *, tools
     for name in asked.keys() - settable:
         known = f"it reads {', '.join(sorted(settable))}" if settable else "it reads none"
         raise RequestError(
-            f"chat_template_kwargs.{name} is no variable of the model's chat template; {known}.",
+            f"chat_template_kwargs: {shown(name)} is no variable of the model's chat template; {known}.",
             param=f"chat_template_kwargs.{name}",
             code="unsupported_value",
         )

@@ -239,6 +239,17 @@ async def test_answers_are_bounded(server: Server, fields: dict[str, Any], param
     assert not server.service.seen
 
 
+@pytest.mark.parametrize("field", ["chat_template_kwargs", "experts", "structured_outputs", "stream_options", "model"])
+async def test_errors_are_short_whatever_the_names(server: Server, field: str) -> None:
+    """A name of 100 KB that the client made up is not sent back."""
+    name = "n" * 100_000
+    answer = await server.post(CHAT, {"messages": ASK, field: name if field == "model" else {name: 1}})
+    assert answer.status in {400, 404}
+    assert "nnn" in answer.error["message"]
+    assert answer.error["param"].startswith(field)
+    assert len(answer.raw) < 1000
+
+
 async def test_inner_objects_may_repeat_names(server: Server) -> None:
     """What is refused twice is a field of the request; names inside of fields are another matter."""
     raw = b'{"prompt": "a", "max_tokens": 1, "zeta": {"prompt": 1, "max_tokens": {"a": "a:,{"}}}'
