@@ -73,7 +73,7 @@ class Placer:
         """What to push now, in a KV memory of so many tokens."""
         self._more_room = False
         free = [FreeSlot(slot.index, slot.generation + 1) for slot in self.slots.free()]
-        left = kv_tokens - self.slots.run_tokens - sum(holding.capacity for holding in self.holdings)
+        left = kv_tokens - self.slots.run_tokens - self.holdings.capacity
         due = Changes(
             tuple(self._closes), tuple(self._masks), tuple(self._releases), tuple(map(_opening, self._openings))
         )

@@ -1,15 +1,15 @@
 """The daemon's view of the engine's N slots: who owns which, and in which state. Pure.
 
-            open               OPENED
-     FREE ─────────▶ OPENING ─────────▶ RUNNING
-      ▲ │ reserve     ▲    │ close            │ close
-      │ ▼             │    ▼                  ▼
-      │ RESERVED ─────┘  CLOSING ◀────────────┘
-      │   │        start    │                            release: any state but FREE; of all but RESERVED
-      └───┴──── release ────┘                            when the engine says so
+          reserve             start             OPENED
+     FREE ────────▶ RESERVED ──────▶ OPENING ─────────▶ RUNNING
+      ▲               │                 │ close            │ close
+      │               │                 ▼                  │
+      │               │              CLOSING ◀─────────────┘
+      │               │                 │                  release: any state but FREE; of all but RESERVED
+      └── release ────┴─────────────────┘                  when the engine says so
 
 Each opening has its own generation, so that an event of an earlier owner can never be taken for one of the present.
-A reserved slot waits for another one to complete the prompt that both share; the engine does not know of it yet.
+The engine does not know of a reserved slot yet; it may wait for another one to complete the prompt that both share.
 Invariant: a slot has an owner iff it is not FREE.
 """
 
@@ -91,11 +91,6 @@ class SlotTable(Generic[Owner]):
             return None
         slot = self._slots[index]
         return slot if slot.state is not SlotState.FREE and slot.generation == generation else None
-
-    def open(self, index: int, generation: int, owner: Owner, memory: SlotMemory) -> None:
-        """FREE to OPENING. The generation must be the next one."""
-        self.reserve(index, generation, owner, memory)
-        self.start(self._slots[index])
 
     def reserve(self, index: int, generation: int, owner: Owner, memory: SlotMemory) -> None:
         """FREE to RESERVED. The generation must be the next one."""

@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Meta
 
 PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
 Device = Literal["auto", "cpu", "cuda"]
 HugePages = Literal["off", "try", "require"]

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import select
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -167,11 +166,3 @@ def _encode(fields: Mapping[str, object]) -> bytes:
 def _timestamp() -> str:
     now = time.time()
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}Z"
-
-
-def stderr_descriptor() -> int:
-    """The descriptor behind sys.stderr, 2 where it has none."""
-    try:
-        return sys.stderr.fileno()
-    except (AttributeError, OSError, ValueError):
-        return 2

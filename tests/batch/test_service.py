@@ -368,7 +368,7 @@ async def test_reuse_in_a_memory_that_is_always_short(start: Start) -> None:
     assert await service.scheduler.drain(DEADLINE_S)
     await asyncio.sleep(0.1)
     service.supervisor.check()
-    held = sum(holding.capacity for holding in service.scheduler._placer.holdings)
+    held = service.scheduler._placer.holdings.capacity
     stats, info = service.stats(), service.scheduler.info.memory
     assert info is not None
     assert stats["slots_open"] == 0

@@ -34,8 +34,9 @@ class SlotMachine(RuleBasedStateMachine):
         generation = slot.generation + 1
         assert generation > self.generations[slot.index]
         self.owners += 1
-        take = self.table.reserve if reserve else self.table.open
-        take(slot.index, generation, self.owners, SlotMemory(tokens))
+        self.table.reserve(slot.index, generation, self.owners, SlotMemory(tokens))
+        if not reserve:
+            self.table.start(slot)
         self.generations[slot.index] = generation
         state = SlotState.RESERVED if reserve else SlotState.OPENING
         self.model[slot.index] = (state, generation, self.owners)
@@ -100,15 +101,21 @@ class SlotMachine(RuleBasedStateMachine):
 TestSlotMachine = SlotMachine.TestCase
 
 
+def _open(table: SlotTable[str], generation: int, owner: str, memory: SlotMemory) -> None:
+    """Slot 0, from FREE to OPENING."""
+    table.reserve(0, generation, owner, memory)
+    table.start(table[0])
+
+
 def test_events_of_an_earlier_owner_find_nothing() -> None:
     """A slot is found by its present generation only, and never when it is free."""
     table: SlotTable[str] = SlotTable(1)
     assert table.find(0, 0) is None
-    table.open(0, 1, "first", SlotMemory(10))
+    _open(table, 1, "first", SlotMemory(10))
     slot = table.find(0, 1)
     assert slot is not None
     table.release(slot)
-    table.open(0, 2, "second", SlotMemory(10))
+    _open(table, 2, "second", SlotMemory(10))
     assert table.find(0, 1) is None
     assert table.find(1, 1) is None
     assert table.find(-1, 2) is None
@@ -119,10 +126,10 @@ def test_wrong_transitions_are_caught() -> None:
     """Opening a busy slot, skipping a generation, closing twice and releasing a free slot are bugs that show."""
     table: SlotTable[str] = SlotTable(1)
     with pytest.raises(AssertionError):
-        table.open(0, 2, "owner", SlotMemory(1))
-    table.open(0, 1, "owner", SlotMemory(1))
+        _open(table, 2, "owner", SlotMemory(1))
+    _open(table, 1, "owner", SlotMemory(1))
     with pytest.raises(AssertionError):
-        table.open(0, 2, "other", SlotMemory(1))
+        _open(table, 2, "other", SlotMemory(1))
     slot = table.find(0, 1)
     assert slot is not None
     table.close(slot)
@@ -136,7 +143,7 @@ def test_wrong_transitions_are_caught() -> None:
 def test_the_source_of_a_copy_is_used_until_the_slot_is_open() -> None:
     """OPENED tells once which run the slot has copied from, and ends its waiting."""
     table: SlotTable[str] = SlotTable(1)
-    table.open(0, 1, "owner", SlotMemory(run=2, writes=True, prefix=20, source=5))
+    _open(table, 1, "owner", SlotMemory(run=2, writes=True, prefix=20, source=5))
     table.wait(table[0])
     assert table[0].waiting
     assert table.opened(table[0]) == 5
