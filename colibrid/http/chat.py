@@ -18,7 +18,7 @@ from colibrid.http.messages import chat_prompt
 from colibrid.http.params import chat_job, check_model
 from colibrid.http.state import STATE
 from colibrid.http.tool_choice import reply_grammar, reply_options, tool_use
-from colibrid.http.types import CHAT_REFUSED, ChatBody, StreamOptions
+from colibrid.http.types import CHAT_REFUSED, ChatBody
 from colibrid.text.tools_reader import Content
 
 if TYPE_CHECKING:
@@ -63,11 +63,8 @@ class ChatWriter:
         self._reply = reply
         self._state = state
         self._choice: Choice | None = None
-        options = body.stream_options or StreamOptions()
-        usage, continuous = bool(options.include_usage), bool(options.continuous_usage_stats)
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        info = state.scheduler.info
-        self._envelope = Envelope(answer_id, kind, info.model_id, info.fingerprint, usage=usage, continuous=continuous)
+        self._envelope = Envelope(answer_id, kind, state.scheduler.info, body.stream_options)
 
     def choice(self, choice: Choice) -> ChatChoiceWriter:
         self._choice = choice

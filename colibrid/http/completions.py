@@ -14,7 +14,7 @@ from colibrid.http.envelope import Envelope
 from colibrid.http.logprobs import LegacyLogprobs, prompt_logprobs, text_and_offsets
 from colibrid.http.params import completion_job
 from colibrid.http.state import STATE
-from colibrid.http.types import COMPLETION_REFUSED, CompletionBody, StreamOptions
+from colibrid.http.types import COMPLETION_REFUSED, CompletionBody
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -40,12 +40,7 @@ class CompletionWriter:
     def __init__(self, body: CompletionBody, state: AppState, answer_id: str) -> None:
         self._body = body
         self._state = state
-        options = body.stream_options or StreamOptions()
-        usage, continuous = bool(options.include_usage), bool(options.continuous_usage_stats)
-        info = state.scheduler.info
-        self._envelope = Envelope(
-            answer_id, "text_completion", info.model_id, info.fingerprint, usage=usage, continuous=continuous
-        )
+        self._envelope = Envelope(answer_id, "text_completion", state.scheduler.info, body.stream_options)
 
     def choice(self, choice: Choice) -> CompletionChoiceWriter:
         return CompletionChoiceWriter(choice, self._body, self._state, self._envelope)

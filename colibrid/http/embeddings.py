@@ -20,7 +20,7 @@ from colibrid.http.body import read_body
 from colibrid.http.context import current
 from colibrid.http.limits import MAX_INPUTS
 from colibrid.http.params import check_model, expert_policy
-from colibrid.http.prompts import encode_prompts, prompt_entries
+from colibrid.http.prompts import encode_prompts, prompt_entries, usable_tokens
 from colibrid.http.state import STATE
 from colibrid.http.types import EMBEDDINGS_REFUSED, EmbeddingsBody
 from colibrid.http.usage import expert_usage, timing_header
@@ -75,7 +75,7 @@ async def _requests(body: EmbeddingsBody, state: AppState) -> list[GenerateReque
         entries,
         state,
         add_special=body.add_special_tokens is not False,
-        most=info.max_seq_len if body.truncate_prompt_tokens is None else None,
+        most=usable_tokens(body, state),
         field="input",
     )
     kept = info.max_seq_len if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from colibrid.http.sse import event
+
+if TYPE_CHECKING:
+    from colibrid.batch.interfaces import EngineInfo
+    from colibrid.http.types import StreamOptions
 
 _encode = msgspec.json.encode
 
@@ -15,22 +19,21 @@ _encode = msgspec.json.encode
 class Envelope:
     """id, object, created, model and system_fingerprint of one answer."""
 
-    def __init__(
-        self, answer_id: str, kind: str, model: str, fingerprint: str, *, usage: bool, continuous: bool = False
-    ) -> None:
-        """`usage`: chunks carry `usage`, null but in the last, as with stream_options.include_usage; `continuous`: in
-        each chunk the tokens of its choice so far.
+    def __init__(self, answer_id: str, kind: str, info: EngineInfo, options: StreamOptions | None) -> None:
+        """With include_usage chunks carry `usage`, null but in the last; with continuous_usage_stats as well, in each
+        chunk the tokens of its choice so far.
         """
+        usage = options is not None and bool(options.include_usage)
         self.head: dict[str, Any] = {
             "id": answer_id,
             "object": kind,
             "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint,
+            "model": info.model_id,
+            "system_fingerprint": info.fingerprint,
         }
         self._start = b"data: " + _encode(self.head)[:-1] + b',"choices":[{"index":'
         self._usage = usage
-        self._continuous = usage and continuous
+        self._continuous = options is not None and usage and bool(options.continuous_usage_stats)
         self._end = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
 
     def chunk(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from colibrid.http.state import AppState
-    from colibrid.http.types import CompletionBody, SamplingBody
+    from colibrid.http.types import CompletionBody, EmbeddingsBody, SamplingBody
     from colibrid.text.reasoning import Thinking
 
 
@@ -116,7 +116,7 @@ async def encode_prompts(
     return prompts
 
 
-def usable_tokens(body: SamplingBody, state: AppState) -> int | None:
+def usable_tokens(body: SamplingBody | EmbeddingsBody, state: AppState) -> int | None:
     """Prompts with more tokens than this are refused whatever else is asked; none where they are truncated."""
     return state.scheduler.info.max_seq_len if body.truncate_prompt_tokens is None else None
 

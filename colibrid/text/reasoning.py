@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from colibrid.text.structured import lark_string
-from colibrid.text.tools_reader import CallArguments, CallStart, Content, PlainReader, Reasoning
+from colibrid.text.tools_reader import CallArguments, CallStart, Content, PlainReader, Reasoning, unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from colibrid.text.structured import Grammar
     from colibrid.text.tools_reader import Event, Reader
 
-ReasoningParserName = Literal["think", "harmony"]
 Thinking = Literal["before", "inside", "behind"]
 _OPEN, _CLOSE = "<think>", "</think>"
 _CHANNEL, _MESSAGE, _START = "<|channel|>", "<|message|>", "<|start|>"
@@ -100,7 +99,7 @@ class ThinkReader:
             self._drop(len(self._text) - len(self._text.lstrip("\n")))
             self._trim = not self._text
         place = self._text.find(_CLOSE)
-        certain = place if place >= 0 else _certain(self._text)
+        certain = place if place >= 0 else len(self._text) - unfinished(self._text, (_CLOSE,))
         shown = self._text[:certain].rstrip("\n")
         if shown:
             events.append(Reasoning(shown))
@@ -120,14 +119,6 @@ class ThinkReader:
             events += self._rest.push(self._text)
             self._drop(len(self._text))
         return False
-
-
-def _certain(text: str) -> int:
-    """Characters that are no beginning of the closing tag."""
-    for count in range(min(len(_CLOSE) - 1, len(text)), 0, -1):
-        if _CLOSE.startswith(text[-count:]):
-            return len(text) - count
-    return len(text)
 
 
 class HarmonyReader:
@@ -176,7 +167,7 @@ class HarmonyReader:
         places = [(place, end) for end in _ENDS if (place := self._text.find(end)) >= 0]
         if not places:
             if self._function() is None:
-                keep = max(_tail(self._text, end) for end in _ENDS)
+                keep = unfinished(self._text, _ENDS)
                 self._give(self._text[: len(self._text) - keep], events, complete=False)
                 self._drop(len(self._text) - keep)
             return False
@@ -220,13 +211,6 @@ class HarmonyReader:
         if function in self._names and isinstance(arguments, dict):
             return [CallStart(function), CallArguments(text.strip())]
         return [Content(text)] if text else []
-
-
-def _tail(text: str, marker: str) -> int:
-    for count in range(min(len(marker) - 1, len(text)), 0, -1):
-        if marker.startswith(text[-count:]):
-            return count
-    return 0
 
 
 def behind_thinking(grammar: Grammar, name: str, added: Mapping[str, int], *, inside: bool, calls: bool) -> Grammar:

@@ -115,7 +115,7 @@ class FreeReader:
         else:
             found = [found for begin in form.begins if (found := self._text.find(begin)) >= 0]
             place = min(found, default=-1)
-            keep = _undecided(self._text, form.begins)
+            keep = unfinished(self._text, form.begins)
         if place >= 0:
             before = self._text[:place].rstrip()
             if before:
@@ -141,11 +141,11 @@ class FreeReader:
             events += [CallStart(call.name), CallArguments(call.arguments)]
 
 
-def _undecided(text: str, begins: Sequence[str]) -> int:
-    """Length of the longest tail that is the beginning of one of `begins`."""
-    most = max(map(len, begins)) - 1
+def unfinished(text: str, markers: Sequence[str]) -> int:
+    """Length of the longest tail of `text` that one of `markers` begins with, none being there as a whole."""
+    most = max(map(len, markers)) - 1
     for count in range(min(most, len(text)), 0, -1):
-        if any(begin.startswith(text[-count:]) for begin in begins):
+        if any(marker.startswith(text[-count:]) for marker in markers):
             return count
     return 0
 
