@@ -7,7 +7,6 @@ of an expert, or a block of rows of a larger matrix, is in memory at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,19 +20,17 @@ from colibrid.model.families.base import Description, Recipe, Source, ignorable,
 from colibrid.model.families.config import Config
 from colibrid.model.fingerprint import Dtype, fingerprint
 from colibrid.model.manifest import PACK_VERSION, Backend, Manifest, PackFile, Precision, Section
-from colibrid.model.pack_writer import Crc32c, PackExistsError, PackWriter, open_writer
-from colibrid.model.tiles import tiled
+from colibrid.model.pack_writer import Crc32c, PackExistsError, PackWriter, Progress, open_writer
+from colibrid.model.tiles import file_bytes, tiled
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from colibrid.model.layout import Tensor
 
 BLOCK_BYTES = 32 << 20  # of source rows read at once
 _SHOWN = 3  # names listed in a message about many tensors
-
-# Bytes finished, bytes of the whole pack, the file that was just finished.
-Progress = Callable[[int, int, str], None]
 
 
 def convert(
@@ -61,9 +58,7 @@ def convert(
         with open_writer(dst, fingerprint(src, dtype, shown, backend), crc32c, wait=wait) as writer:
             files = job.write(writer, progress or _silent)
             texts = text_files(src, checkpoint.config)
-            for text in TEXT_FILES:
-                if (src / text).is_file():
-                    writer.copy_text(src / text)
+            writer.copy_texts(src, TEXT_FILES)
             manifest = Manifest(
                 version=PACK_VERSION,
                 backend=backend,
@@ -126,19 +121,8 @@ class _Job:
             raise ModelError(f"the checkpoint has {_listed(extra)} that config.json does not call for")
 
     def write(self, writer: PackWriter, progress: Progress) -> tuple[PackFile, ...]:
-        """All files of weights, those of an earlier run kept."""
-        total = sum(file.bytes for file in self._files)
-        done = writer.resume(self._files)
-        writer.require_space(total - done)
-        result = []
-        for planned in self._files:
-            file = writer.finished(planned.name)
-            if file is None:
-                file = writer.write(planned, self._file_chunks(planned))
-                done += planned.bytes
-                progress(done, total, planned.name)
-            result.append(file)
-        return tuple(result)
+        """All files of weights."""
+        return writer.write_all(self._files, self._file_chunks, progress)
 
     def _may_ignore(self, name: str) -> bool:
         found = self._checkpoint.tensors
@@ -165,12 +149,8 @@ class _Job:
         return recipe(self.family.names, hyper, layers, tensor, self._checkpoint.tensors)
 
     def _file_chunks(self, planned: PackFile) -> Iterator[memoryview | bytes]:
-        position = 0
-        for section, tensor in zip(planned.sections, self._tensors[planned.name], strict=True):
-            yield bytes(section.offset - position)
-            for chunk in self._section_chunks(section, self._recipe(tensor)):
-                yield np.ascontiguousarray(chunk).data.cast("B")
-            position = section.offset + section.bytes
+        tensors = zip(planned.sections, self._tensors[planned.name], strict=True)
+        return file_bytes((section, self._section_chunks(section, self._recipe(tensor))) for section, tensor in tensors)
 
     def _section_chunks(self, section: Section, made: Recipe) -> Iterator[floats.Array]:
         rows = (block for source in made.sources for block in self._blocks(source, section.precision))

@@ -15,14 +15,18 @@ import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from colibrid.errors import ModelError
 from colibrid.model.manifest import Manifest, PackFile
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
 
 MANIFEST_FILE = "colibri.json"
 JOURNAL_FILE = "journal.jsonl"
@@ -30,6 +34,7 @@ CRC_BLOCK = 1 << 20  # bytes under one crc32c
 SPARE_BYTES = 16 << 20  # for texts, description and the file system's own needs
 
 Crc32c = Callable[[bytes | memoryview], int]
+Progress = Callable[[int, int, str], None]  # bytes finished, bytes of the whole pack, the file that was just finished
 
 
 class PackExistsError(ModelError):
@@ -92,6 +97,35 @@ class PackWriter:
         self._append_journal(done)
         self._finished[done.name] = done
         return done
+
+    def write_all(
+        self,
+        files: Sequence[PackFile],
+        chunks: Callable[[PackFile], Iterator[bytes | memoryview]],
+        progress: Progress,
+        pool: Executor | None = None,
+    ) -> tuple[PackFile, ...]:
+        """All files, those of an earlier run kept; by the threads of `pool` side by side. ModelError: no space."""
+        total = sum(file.bytes for file in files)
+        done = self.resume(files)
+        self.require_space(total - done)
+
+        def write(planned: PackFile) -> PackFile:
+            nonlocal done
+            file = self.finished(planned.name)
+            if file is None:
+                file = self.write(planned, chunks(planned))
+                done += planned.bytes  # of several threads: a shown number, no more
+                progress(done, total, planned.name)
+            return file
+
+        return tuple(map(write, files) if pool is None else pool.map(write, files))
+
+    def copy_texts(self, folder: Path, names: Iterable[str]) -> None:
+        """Copies those files of the folder that are there."""
+        for name in names:
+            if (folder / name).is_file():
+                self.copy_text(folder / name)
 
     def copy_text(self, source: Path) -> None:
         shutil.copyfile(source, self._partial / source.name)

@@ -21,14 +21,14 @@ from colibrid.model.dummy import dummy_manifest
 from colibrid.model.fingerprint import Dtype, fingerprint
 from colibrid.model.layout import MATRIX_ROLES
 from colibrid.model.pack_writer import open_writer
-from colibrid.model.tiles import tiled
+from colibrid.model.tiles import file_bytes, tiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from colibrid.model.manifest import Backend, Manifest, PackFile, Precision, Section
-    from colibrid.model.pack_writer import Crc32c
+    from colibrid.model.pack_writer import Crc32c, Progress
 
 BLOCK_VALUES = 16 << 20  # made at once
 MOST_THREADS = 8
@@ -45,7 +45,7 @@ def write_random_pack(
     src: Path,
     dst: Path,
     dtype: Dtype = "auto",
-    progress: Callable[[int, int, str], None] = lambda *_: None,
+    progress: Progress = lambda *_: None,
     *,
     crc32c: Crc32c,
     backend: Backend = "cpu",
@@ -55,25 +55,10 @@ def write_random_pack(
     """Writes the pack DST of the model that config.json in the folder SRC describes. Errors as in convert."""
     manifest = dummy_manifest(src, dtype, name, backend)
     key = f"{fingerprint(src, dtype, manifest.name, backend, weights=False)}-random-{seed}"
-    total = sum(file.bytes for file in manifest.files)
     with open_writer(dst, key, crc32c, wait=False) as writer:
-        done = writer.resume(manifest.files)
-        writer.require_space(total - done)
-
-        def write(planned: PackFile) -> PackFile:
-            nonlocal done
-            file = writer.finished(planned.name)
-            if file is None:
-                file = writer.write(planned, _file_bytes(planned, seed))
-                done += planned.bytes  # of several threads: a shown number, no more
-                progress(done, total, planned.name)
-            return file
-
         with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
-            files = tuple(pool.map(write, manifest.files))
-        for text in TEXT_FILES:
-            if (src / text).is_file():
-                writer.copy_text(src / text)
+            files = writer.write_all(manifest.files, lambda planned: _file_bytes(planned, seed), progress, pool)
+        writer.copy_texts(src, TEXT_FILES)
         manifest = msgspec.structs.replace(
             manifest, files=files, created_by=manifest.created_by.replace("without", f"random (seed {seed})")
         )
@@ -82,13 +67,11 @@ def write_random_pack(
 
 
 def _file_bytes(planned: PackFile, seed: int) -> Iterator[memoryview | bytes]:
-    position = 0
-    for number, section in enumerate(planned.sections):
-        draw = np.random.Generator(np.random.SFC64([seed, zlib.crc32(planned.name.encode()), number]))
-        yield bytes(section.offset - position)
-        for block in _section(section, draw):
-            yield np.ascontiguousarray(block).data.cast("B")
-        position = section.offset + section.bytes
+    name = zlib.crc32(planned.name.encode())
+    return file_bytes(
+        (section, _section(section, np.random.Generator(np.random.SFC64([seed, name, number]))))
+        for number, section in enumerate(planned.sections)
+    )
 
 
 def _section(section: Section, draw: np.random.Generator) -> Iterator[floats.Array]:

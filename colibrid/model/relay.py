@@ -15,12 +15,12 @@ from colibrid.errors import ModelError
 from colibrid.model import floats
 from colibrid.model.checkpoint import TEXT_FILES
 from colibrid.model.fingerprint import pack_fingerprint
-from colibrid.model.pack_writer import CRC_BLOCK, Crc32c, open_writer
+from colibrid.model.pack_writer import CRC_BLOCK, Crc32c, Progress, open_writer
 from colibrid.model.relaid import Places, relaid
-from colibrid.model.tiles import tiled
+from colibrid.model.tiles import file_bytes, tiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from colibrid.model.manifest import Backend, Manifest, PackFile, Section
@@ -32,7 +32,7 @@ BLOCK_ROWS = 4096  # of a matrix, laid out at once
 def relay(
     pack: Pack,
     dst: Path,
-    progress: Callable[[int, int, str], None] = lambda *_: None,
+    progress: Progress = lambda *_: None,
     *,
     crc32c: Crc32c,
     backend: Backend,
@@ -42,23 +42,10 @@ def relay(
     """Writes the pack DST. PackExistsError: it is there. ModelError: as relaid, or a file of the flat pack is damaged."""
     manifest = relaid(pack.manifest, backend)
     manifest = msgspec.structs.replace(manifest, name=name or manifest.name)
-    total = sum(file.bytes for file in manifest.files)
     with open_writer(dst, pack_fingerprint(pack.path, manifest.name, backend), crc32c, wait=wait) as writer:
-        done = writer.resume(manifest.files)
-        writer.require_space(total - done)
-        source = _Source(pack, crc32c)
-        files = []
-        for planned in manifest.files:
-            file = writer.finished(planned.name)
-            if file is None:
-                file = writer.write(planned, source.bytes_of(planned))
-                done += planned.bytes
-                progress(done, total, planned.name)
-            files.append(file)
-        for text in TEXT_FILES:
-            if (pack.path / text).is_file():
-                writer.copy_text(pack.path / text)
-        manifest = msgspec.structs.replace(manifest, files=tuple(files))
+        files = writer.write_all(manifest.files, _Source(pack, crc32c).bytes_of, progress)
+        writer.copy_texts(pack.path, TEXT_FILES)
+        manifest = msgspec.structs.replace(manifest, files=files)
         writer.publish(manifest)
     return manifest
 
@@ -74,12 +61,7 @@ class _Source:
 
     def bytes_of(self, planned: PackFile) -> Iterator[memoryview | bytes]:
         """A file of the new pack."""
-        position = 0
-        for section in planned.sections:
-            yield bytes(section.offset - position)
-            for block in self._section(planned, section):
-                yield np.ascontiguousarray(block).data.cast("B")
-            position = section.offset + section.bytes
+        return file_bytes((section, self._section(planned, section)) for section in planned.sections)
 
     def _section(self, planned: PackFile, section: Section) -> Iterator[floats.Array]:
         file, flat = self._places.find(planned, section)

@@ -1,4 +1,6 @@
-"""The layouts rows16 and mma with numpy (docs/PACK.md): tiles of 16 rows, in mma also of 16 columns."""
+"""Files of a pack with numpy, and the layouts rows16 and mma in them (docs/PACK.md): tiles of 16 rows, in mma also of
+16 columns.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from colibrid.model.floats import Array
-    from colibrid.model.manifest import Layout
+    from colibrid.model.manifest import Layout, Section
+
+
+def file_bytes(parts: Iterable[tuple[Section, Iterable[Array]]]) -> Iterator[bytes | memoryview]:
+    """A file of a pack, from its sections in order and what lies in each; zeros between them."""
+    position = 0
+    for section, blocks in parts:
+        yield bytes(section.offset - position)
+        for block in blocks:
+            yield np.ascontiguousarray(block).data.cast("B")
+        position = section.offset + section.bytes
 
 
 def tiled(blocks: Iterable[Array], layout: Layout) -> Iterator[Array]:
