@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+# Rises when an old pack would be misread: a field that must be there, or another meaning. A new field with a default
+# changes nothing in old packs, and a version that does not know it refuses the pack by the field's name.
 PACK_VERSION = 1
 Precision = Literal["fp32", "fp16", "bf16"]
 Layout = Literal["flat", "rows16", "mma"]  # how a matrix lies in its file: docs/PACK.md

@@ -58,6 +58,7 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
     [
         (_set("version", 2), "version 2 found, 1 expected"),
         (_set("unknown", 1), "unknown field `unknown`"),
+        (_set("text", "later", None), "unknown field `later`"),
         (_set("precision", "int4"), "Invalid enum value 'int4'"),
         (_set("files", 0, "bytes", -1), r"\$.files\[0\].bytes"),
         (_set("files", 0, "bytes", "12"), r"Expected `int`, got `str` - at `\$.files\[0\].bytes`"),
@@ -130,6 +131,18 @@ def test_norms_in_another_precision_are_refused(pack: Path) -> None:
     _edit(pack, change)
     with pytest.raises(ModelError, match="final_norm is bf16, expected fp32"):
         open_pack(pack)
+
+
+def test_a_pack_from_before_a_field_was_added_opens(pack: Path) -> None:
+    """What a description of the same version leaves out reads as null does."""
+    expected = open_pack(pack).manifest
+    text = (pack / "colibri.json").read_text()
+    described = json.loads(
+        text, object_pairs_hook=lambda pairs: {key: value for key, value in pairs if value is not None}
+    )
+    assert len(json.dumps(described)) < len(json.dumps(json.loads(text)))
+    (pack / "colibri.json").write_text(json.dumps(described))
+    assert open_pack(pack).manifest == expected
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version": 1}', "\xff", "[" * 100_000])
