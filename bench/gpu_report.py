@@ -31,12 +31,14 @@ def describe() -> dict[str, Any]:
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
     )
+    note = ROOT / "COMMIT"  # of a copy without git, whoever made it
+    named = note.read_text().strip() if note.is_file() else ""
     return {
         "device": found.name,
         "capability": f"{major}.{minor}",
         "multiprocessors": found.multiprocessors,
         "driver_api": found.driver_api,
-        "commit": done.stdout.strip() or "not a git checkout",
+        "commit": done.stdout.strip() or named or "not a git checkout",
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
     }
 
