@@ -141,7 +141,10 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIAS)] | None,
         _doc("keys are token ids of the vocabulary"),
     ] = None
-    prompt_logprobs: Annotated[Logprobs | None, _doc("vLLM's shape: a list of {id: {logprob, rank, …}}")] = None
+    prompt_logprobs: Annotated[
+        Logprobs | None,
+        _doc("vLLM's shape: a list of {id: {logprob, rank, …}}; rank is null for a token that is not among the likeliest"),
+    ] = None
     return_token_ids: Annotated[bool | None, _doc("adds prompt_token_ids and token_ids")] = None
     skip_special_tokens: Annotated[bool | None, _doc("default true")] = None
     truncate_prompt_tokens: Annotated[
