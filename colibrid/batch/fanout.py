@@ -103,7 +103,7 @@ class FanOut:
                 self._placer.released(slot, whole=True)
             case abi.EventKind.FAILED:
                 if wanted:
-                    self._tally.fail(generation, fault(event.status))
+                    self._tally.fail(generation, fault(event.status, generation.request))
                 self._placer.released(slot, whole=False)
             case _:
                 self._log.error("unknown_event", kind=event.kind)

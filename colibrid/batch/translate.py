@@ -73,12 +73,10 @@ def token_record(token: int, record: SlotRecord, wanted: int) -> TokenRecord:
     return TokenRecord(token, logprob, record.top[:wanted])
 
 
-def fault(status: int) -> RequestError:
+def fault(status: int, request: GenerateRequest) -> RequestError:
     """Why the engine failed one request and not its neighbours."""
     if status == abi.Status.NO_TOKEN:
-        return RequestError(
-            "logit_bias leaves no token to generate; allow at least one", param="logit_bias", code="unsupported_value"
-        )
+        return _no_token(request)
     if status == abi.Status.MEMORY:
         return RequestError(
             "the request can never fit the KV memory; shorten the prompt or lower max_tokens",
@@ -90,3 +88,19 @@ def fault(status: int) -> RequestError:
     if status == abi.Status.ARGUMENT:
         return RequestError("the engine refuses a value of the request; report this as a bug of colibrid")
     return EngineFaultError(f"the engine failed this request (status {status}); send it again")
+
+
+def _no_token(request: GenerateRequest) -> RequestError:
+    """What forbids tokens: of several fields the one that is named is the likeliest."""
+    if request.min_tokens and request.masked:
+        text = (
+            f"min_tokens = {request.min_tokens} forbids the end of an answer that is complete before, in the form"
+            " that was asked for; lower it"
+        )
+        return RequestError(text, param="min_tokens", code="unsupported_value")
+    if request.masked and not request.sampling.logit_bias:
+        text = "the form that was asked for leaves no token to generate; allow more in the schema or grammar"
+        return RequestError(text, code="unsupported_value")
+    return RequestError(
+        "logit_bias leaves no token to generate; allow at least one", param="logit_bias", code="unsupported_value"
+    )
