@@ -143,7 +143,9 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     prompt_logprobs: Annotated[
         Logprobs | None,
-        _doc("vLLM's shape: a list of {id: {logprob, rank, …}}; rank is null for a token that is not among the likeliest"),
+        _doc(
+            "vLLM's shape: a list of {id: {logprob, rank, …}}; rank is null for a token that is not among the likeliest"
+        ),
     ] = None
     return_token_ids: Annotated[bool | None, _doc("adds prompt_token_ids and token_ids")] = None
     skip_special_tokens: Annotated[bool | None, _doc("default true")] = None
