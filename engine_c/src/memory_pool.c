@@ -501,35 +501,3 @@ size_t clb_pool_report(const clb_pool* pool, char* text, size_t bytes) {
   }
   return length;
 }
-
-/* ----------------------------------------------------------------- stacks */
-
-void clb_stack_open(clb_stack* stack, const clb_extent* extent) {
-  (void)memset(stack, 0, sizeof *stack);
-  stack->offset = extent->offset;
-  stack->bytes = extent->bytes;
-}
-
-int32_t clb_stack_push(clb_stack* stack, uint64_t bytes, uint64_t alignment, uint64_t* offset) {
-  CLB_ASSERT(is_power_of_two(alignment));
-  CLB_ASSERT(stack->used <= stack->bytes);
-  const uint64_t gap = (alignment - (stack->offset + stack->used) % alignment) % alignment;
-  const uint64_t room = stack->bytes - stack->used;
-  if (gap > room || bytes > room - gap) {
-    ++stack->failures;
-    return CLB_ERR_MEMORY;
-  }
-  *offset = stack->offset + stack->used + gap;
-  stack->used += gap + bytes;
-  if (stack->used > stack->peak) {
-    stack->peak = stack->used;
-  }
-  return CLB_OK;
-}
-
-clb_stack_mark clb_stack_save(const clb_stack* stack) { return stack->used; }
-
-void clb_stack_restore(clb_stack* stack, clb_stack_mark mark) {
-  CLB_ASSERT(mark <= stack->used);
-  stack->used = mark;
-}

@@ -149,24 +149,4 @@ size_t clb_pool_report(const clb_pool* pool, char* text, size_t bytes);
 /* STATE iff a block is still held (the pool stays open). Frees no memory: base and nodes are the caller's. */
 int32_t clb_pool_close(clb_pool* pool);
 
-/* ---------------------------------------------------------------- stacks */
-
-/* A bump stack over a part of a tier, for the temporaries of one thread. Offsets are from the tier's base. */
-typedef struct clb_stack {
-  uint64_t offset;
-  uint64_t bytes;
-  uint64_t used;
-  uint64_t peak;
-  uint64_t failures; /* pushes that did not fit */
-} clb_stack;
-
-typedef uint64_t clb_stack_mark;
-
-void clb_stack_open(clb_stack* stack, const clb_extent* extent);
-/* O(1). *offset is a multiple of alignment (a power of two). MEMORY iff it does not fit: nothing changed. */
-int32_t clb_stack_push(clb_stack* stack, uint64_t bytes, uint64_t alignment, uint64_t* offset);
-clb_stack_mark clb_stack_save(const clb_stack* stack);
-/* Drops everything pushed since the mark. Marks are restored in reverse order (asserted). */
-void clb_stack_restore(clb_stack* stack, clb_stack_mark mark);
-
 #endif
