@@ -32,6 +32,7 @@ BLOCK = 64 << 20
 BATCHES = (1, 8, 32, 64)
 PROMPTS = (64, 128, 512, 2048)
 EPSILON = 1e-6
+WIDE_TILES = 8  # row tiles a multiprocessor from which on clb_linear_wide takes more than 8 rows
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,11 @@ class Bench:
         """Kernel, grid and dynamic shared memory as engine_c/src/cuda_step.c chooses them."""
         constant, blocks = kernel_abi.constant, self.multiprocessors
         if batch <= 8:
-            shared = constant(f"CLB_LINEAR_8_SHARED{'_ONE' if tiles <= blocks else ''}")
-            return "clb_linear_8", min(tiles, blocks * constant("CLB_LINEAR_8_BLOCKS")), shared
-        if tiles < blocks * 8:
-            cluster = constant("CLB_LINEAR_CLUSTER")
-            return "clb_linear_cluster", max(1, blocks // cluster) * cluster, constant("CLB_LINEAR_SHARED")
-        return "clb_linear", blocks, constant("CLB_LINEAR_SHARED")
+            few = min(tiles, blocks * constant("CLB_LINEAR_8_BLOCKS"))
+            return "clb_linear_8", few, constant("CLB_LINEAR_8_SHARED")
+        if tiles >= blocks * WIDE_TILES:
+            return "clb_linear_wide", blocks, constant("CLB_LINEAR_WIDE_SHARED")
+        return "clb_linear", min(tiles, blocks * constant("CLB_LINEAR_BLOCKS")), constant("CLB_LINEAR_SHARED")
 
     def linear(self, name: str, rows: int, cols: int, batch: int, *, residual: bool) -> None:
         bytes_each = rows * cols * 2

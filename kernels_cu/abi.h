@@ -51,6 +51,7 @@
 #define CLB_LINEAR_SHARED 131072u
 #define CLB_LINEAR_8_BLOCKS 3u
 #define CLB_LINEAR_8_SHARED 49152u
+#define CLB_LINEAR_WIDE_SHARED 163840u
 #define CLB_GATE_UP_BLOCKS 2u
 #define CLB_GATE_UP_SHARED 32768u
 #define CLB_GATE_UP_8_BLOCKS 2u
@@ -210,12 +211,13 @@ CLB_SIZE_ASSERT(clb_embed_args, 112);
 
 /* ------------------------------------------------------------------ matrices */
 
-/* clb_linear_{bf16,fp16} (at most 64 rows) and clb_linear_8_{bf16,fp16} (at most 8):
+/* clb_linear_{bf16,fp16} and clb_linear_wide_{bf16,fp16} (at most 64 rows), clb_linear_8_{bf16,fp16} (at most 8):
      y[t][r] = norm(t) * sum_c weights[r][c] * input[t][c] + bias[r],   norm(t) = 1 / sqrt(sum of sumsq[t] / cols + eps)
    With `residual`: x = residual[t][r] + y goes back to residual, x * next_norm[r] to next_input, and the sums of x * x
    over 16 rows of the matrix to next_sumsq. Otherwise y goes to output, and with `candidates` each row tile says its
    largest y and where (the lowest row of equal ones); NaN if one of its 16 values is not finite.
-   Grid: at most a block a row tile and CLB_LINEAR_BLOCKS a multiprocessor. */
+   Grid: at most a block a row tile and CLB_LINEAR_BLOCKS (CLB_LINEAR_8_BLOCKS) a multiprocessor; wide, for matrices of
+   many row tiles: a block a multiprocessor. */
 typedef struct clb_matmul_args {
   CLB_DEVICE_PTR(const uint32_t) weights;    /* (rows, cols) mma weights */
   CLB_DEVICE_PTR(const float) bias;          /* (rows) or NULL */
@@ -459,7 +461,7 @@ CLB_SIZE_ASSERT(clb_combine_args, 96);
 /* A split of the tokens [first, tokens) that one row sees is CLB_ATTENTION_SPLIT tokens at least, and more where it
    takes that to make do with CLB_ATTENTION_SPLITS: a function of the row's length alone. */
 #define CLB_ATTENTION_SPLIT 128u
-#define CLB_ATTENTION_SPLITS 64u
+#define CLB_ATTENTION_SPLITS 32u
 #define CLB_ATTEND_BLOCKS 3u
 
 /* What all attention kernels share. K of layer l, head h, token t of a run with `capacity` tokens:

@@ -88,30 +88,41 @@ CLB_DEVICE void append_pair(unsigned char* copy, unsigned char* at, uint32_t i, 
   KV::store(at + (i + 1u) * KV::bytes, value.y);
 }
 
+/* Job `job` of an item: the values of one of its queries, of the row's K, of its V; NULL: a query that is not there. */
+template <uint32_t HEAD_DIM>
+CLB_DEVICE const float* job_values(const clb_attend_args& a, const item& it, uint32_t job) {
+  const uint32_t heads = a.shape.heads;
+  const uint32_t kv_heads = a.shape.kv_heads;
+  if (job < QUERIES && job >= it.count) return nullptr;
+  const uint32_t head = (job < QUERIES) ? it.head + job : heads + (job - QUERIES) * kv_heads + it.kv_head;
+  return a.qkv + ((uint64_t)it.row * (heads + 2u * kv_heads) + head) * HEAD_DIM;
+}
+
 /* The item's queries, and K and V of the row's own position where the item ends with it, a warp each. */
 template <class KV, uint32_t HEAD_DIM>
 CLB_DEVICE void prepare(const clb_attend_args& a, const item& it, item_shared<HEAD_DIM>& shared) {
   typedef typename KV::type M;
   typedef head_part<HEAD_DIM> part;
   const clb_attention_dims& shape = a.shape;
-  const uint32_t width = shape.kv_heads * HEAD_DIM;
-  const float* row = a.qkv + (uint64_t)it.row * (shape.heads * HEAD_DIM + 2u * width);
-  const float* keys = row + shape.heads * HEAD_DIM;
-  const part rope = read_head<HEAD_DIM>(a.rope + (uint64_t)it.row * HEAD_DIM, 0.0f);
   const float factor = shape.scale * CLB_LOG2_E;
   const bool first = it.head == it.kv_head * (shape.heads / shape.kv_heads);
   const uint32_t jobs = QUERIES + ((it.own != CLB_NONE && it.end == it.own + 1u) ? 2u : 0u);
+  part next = read_head<HEAD_DIM>(job_values<HEAD_DIM>(a, it, threadIdx.x / CLB_WARP), 0.0f);
 #pragma unroll 1
   for (uint32_t job = threadIdx.x / CLB_WARP; job < jobs; job += CLB_ATTEND_WARPS) {
     const bool query = job < QUERIES;
     const uint32_t head = query ? it.head + job : it.kv_head;
-    const float* values = (query ? row : (job == QUERIES) ? keys : keys + width) + head * HEAD_DIM;
     const float* norm = query ? a.q_norm : a.k_norm;
     if (norm != nullptr && shape.qk_norm == CLB_QK_NORM_ROW) norm += head * HEAD_DIM;
-    part x = read_head<HEAD_DIM>((query && job >= it.count) ? nullptr : values, 0.0f);
-    if (job <= QUERIES)
-      rotate<HEAD_DIM>(shape, x, read_head<HEAD_DIM>(norm, 1.0f), rope,
-                       query ? find_row_scale(shape, row, shape.heads) : find_row_scale(shape, keys, shape.kv_heads));
+    part x = next;
+    if (job + CLB_ATTEND_WARPS < jobs)
+      next = read_head<HEAD_DIM>(job_values<HEAD_DIM>(a, it, job + CLB_ATTEND_WARPS), 0.0f);
+    if (job <= QUERIES) {
+      const float* row = job_values<HEAD_DIM>(a, it, query ? 0u : QUERIES) - (query ? it.head : it.kv_head) * HEAD_DIM;
+      rotate<HEAD_DIM>(shape, x, read_head<HEAD_DIM>(norm, 1.0f),
+                       read_head<HEAD_DIM>(a.rope + (uint64_t)it.row * HEAD_DIM, 0.0f),
+                       find_row_scale(shape, row, query ? shape.heads : shape.kv_heads));
+    }
     unsigned char* const at = (query || !first) ? nullptr : place<KV, HEAD_DIM>(it, it.own, job > QUERIES);
     unsigned char* const copy = shared.own + (job - QUERIES) * HEAD_DIM * KV::bytes;
 #pragma unroll
@@ -225,49 +236,49 @@ CLB_DEVICE void merge_warps(const clb_attend_args& a, const item& it, const item
   }
 }
 
-/* The splits of a row in order, by the block that finished last. Lane l has the states of splits l and l + 32. */
+#define AT_ONCE 8u /* splits whose values are read together */
+
+/* This lane's elements of AT_ONCE splits from `first` on; zeros beyond the last. */
+template <uint32_t HEAD_DIM>
+CLB_DEVICE void read_parts(const clb_attend_args& a, uint64_t place, uint32_t first, uint32_t splits,
+                           finished<HEAD_DIM> (&parts)[AT_ONCE]) {
+  const uint32_t element = threadIdx.x % CLB_WARP * finished<HEAD_DIM>::COUNT;
+#pragma unroll
+  for (uint32_t i = 0u; i < AT_ONCE; i++) {
+    if (first + i < splits && element < HEAD_DIM) {
+      parts[i] = finished<HEAD_DIM>::read(a.partial + (place + first + i) * HEAD_DIM + element);
+    } else {
+      parts[i].clear();
+    }
+  }
+}
+
+/* The splits of a row in order, by the block that finished last. Lane l has the state of split l. */
 template <class P, uint32_t HEAD_DIM>
 CLB_DEVICE void merge_splits(const clb_attend_args& a, const item& it, item_shared<HEAD_DIM>& shared) {
-  static_assert(CLB_ATTENTION_SPLITS == 2u * CLB_WARP, "two splits a lane");
-  constexpr uint32_t AT_ONCE = 8u;
+  static_assert(CLB_ATTENTION_SPLITS == CLB_WARP, "a split a lane");
   const uint32_t lane = threadIdx.x % CLB_WARP;
   const uint32_t element = lane * finished<HEAD_DIM>::COUNT;
   float* factors = shared.values[threadIdx.x / CLB_WARP][0]; /* of this warp's head: its splits, then zeros */
 #pragma unroll 1
   for (uint32_t head = threadIdx.x / CLB_WARP; head < it.count; head += CLB_ATTEND_WARPS) {
     const uint64_t place = ((uint64_t)it.row * a.shape.heads + it.head + head) * CLB_ATTENTION_SPLITS;
-    float2 state[2];
-#pragma unroll
-    for (uint32_t i = 0u; i < 2u; i++) {
-      const uint32_t split = lane + i * CLB_WARP;
-      state[i] = (split < it.splits) ? __ldcg(reinterpret_cast<const float2*>(a.partial_state) + place + split)
-                                     : make_float2(CLB_NO_SCORE, 0.0f);
-    }
-    float most = fmaxf(state[0].x, state[1].x);
+    finished<HEAD_DIM> parts[AT_ONCE];
+    read_parts<HEAD_DIM>(a, place, 0u, it.splits, parts);
+    const float2 state = (lane < it.splits) ? __ldcg(reinterpret_cast<const float2*>(a.partial_state) + place + lane)
+                                            : make_float2(CLB_NO_SCORE, 0.0f);
+    float most = state.x;
 #pragma unroll
     for (uint32_t step = CLB_WARP / 2u; step > 0u; step /= 2u)
       most = fmaxf(most, __shfl_xor_sync(CLB_FULL_WARP, most, step));
-#pragma unroll
-    for (uint32_t i = 0u; i < 2u; i++) {
-      const float factor = (lane + i * CLB_WARP < it.splits) ? exp2f(state[i].x - most) : 0.0f;
-      state[i].y *= factor;
-      factors[lane + i * CLB_WARP] = factor;
-    }
-    const float sum = clb_warp_sum(state[0].y + state[1].y);
+    factors[lane] = (lane < it.splits) ? exp2f(state.x - most) : 0.0f;
+    const float sum = clb_warp_sum(state.y * factors[lane]);
     __syncwarp();
     finished<HEAD_DIM> total;
     total.clear();
 #pragma unroll 1
     for (uint32_t s = 0u; s < it.splits; s += AT_ONCE) {
-      finished<HEAD_DIM> parts[AT_ONCE];
-#pragma unroll
-      for (uint32_t i = 0u; i < AT_ONCE; i++) {
-        if (s + i < it.splits && element < HEAD_DIM) {
-          parts[i] = finished<HEAD_DIM>::read(a.partial + (place + s + i) * HEAD_DIM + element);
-        } else {
-          parts[i].clear();
-        }
-      }
+      if (s > 0u) read_parts<HEAD_DIM>(a, place, s, it.splits, parts);
 #pragma unroll
       for (uint32_t i = 0u; i < AT_ONCE; i++)
         total.add(parts[i], factors[s + i]);
@@ -365,12 +376,12 @@ extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS, CLB_ATTEND_BLOC
   attend<kv_fp16, clb_fp16>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS, CLB_ATTEND_BLOCKS)
+extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS, CLB_ATTEND_BLOCKS - 1u)
     clb_attend_bf16_bf16(const __grid_constant__ clb_attend_args a) {
   attend<kv_bf16, clb_bf16>(a);
 }
 
-extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS, CLB_ATTEND_BLOCKS)
+extern "C" __global__ void __launch_bounds__(CLB_ATTEND_THREADS, CLB_ATTEND_BLOCKS - 1u)
     clb_attend_bf16_fp16(const __grid_constant__ clb_attend_args a) {
   attend<kv_bf16, clb_fp16>(a);
 }

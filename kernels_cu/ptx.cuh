@@ -60,13 +60,6 @@ CLB_DEVICE void clb_mma_fp16(float (&c)[4], const uint4& a, uint32_t b0, uint32_
 /* Shared memory by its own address, for the functions below. */
 CLB_DEVICE uint32_t clb_shared_address(const void* at) { return (uint32_t)__cvta_generic_to_shared(at); }
 
-/* Bytes of dynamic shared memory that the launch gave each block. */
-CLB_DEVICE uint32_t clb_dynamic_shared() {
-  uint32_t bytes;
-  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
-  return bytes;
-}
-
 /* Start to copy 16 bytes from global to shared memory, both 16-byte aligned, past L1. */
 CLB_DEVICE void clb_copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -130,66 +123,6 @@ CLB_DEVICE void clb_barrier(uint32_t barrier, uint32_t threads) {
 /* 16 bytes of zeros. */
 CLB_DEVICE void clb_zero_shared(uint32_t at) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0u) : "memory");
-}
-
-/* Clusters: blocks that run together and write to each other's shared memory. Before sm_90 a cluster is one block. */
-#if __CUDA_ARCH__ >= 900
-#define CLB_CLUSTER_OF(blocks) __cluster_dims__(blocks, 1, 1)
-#else
-#define CLB_CLUSTER_OF(blocks)
-#endif
-
-CLB_DEVICE uint32_t clb_cluster_rank() {
-  uint32_t rank = 0u;
-#if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#endif
-  return rank;
-}
-
-CLB_DEVICE uint32_t clb_cluster_blocks() {
-  uint32_t blocks = 1u;
-#if __CUDA_ARCH__ >= 900
-  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
-#endif
-  return blocks;
-}
-
-/* The place in block `rank` of the cluster that is `at` in this one, for clb_write_cluster. */
-CLB_DEVICE uint32_t clb_cluster_address(uint32_t at, uint32_t rank) {
-  uint32_t there = at;
-#if __CUDA_ARCH__ >= 900
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-#else
-  (void)rank;
-#endif
-  return there;
-}
-
-CLB_DEVICE void clb_write_cluster(uint32_t at, const float4& value) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(value.x), "f"(value.y), "f"(value.z),
-               "f"(value.w)
-               : "memory");
-#else
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(value.x), "f"(value.y), "f"(value.z),
-               "f"(value.w)
-               : "memory");
-#endif
-}
-
-/* All threads of the cluster arrive, and wait: what they wrote before the one is visible after the other. */
-CLB_DEVICE void clb_cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-CLB_DEVICE void clb_cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#else
-  __syncthreads();
-#endif
 }
 
 #endif /* CLB_PTX_CUH */

@@ -21,6 +21,7 @@ int32_t clb_cuda_find_kernels(clb_engine* engine, uint32_t precision, clb_error*
       [CLB_CUDA_EMBED] = {"clb_embed", sizeof(clb_embed_args), 0, 1},
       [CLB_CUDA_LINEAR] = {"clb_linear", sizeof(clb_matmul_args), 0, 1},
       [CLB_CUDA_LINEAR_8] = {"clb_linear_8", sizeof(clb_matmul_args), 0, 1},
+      [CLB_CUDA_LINEAR_WIDE] = {"clb_linear_wide", sizeof(clb_matmul_args), 0, 1},
       [CLB_CUDA_LINEAR_MANY] = {"clb_linear_many", sizeof(clb_matmul_many_args), 0, 1},
       [CLB_CUDA_ROUTER_LOGITS] = {"clb_router_logits", sizeof(clb_router_logits_args), 0, 0},
       [CLB_CUDA_ROUTER] = {"clb_router_fp32", sizeof(clb_router_args), 0, 0},

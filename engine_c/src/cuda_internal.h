@@ -25,7 +25,8 @@
 enum {
   CLB_CUDA_EMBED = 0,
   CLB_CUDA_LINEAR,
-  CLB_CUDA_LINEAR_8, /* for at most 8 rows */
+  CLB_CUDA_LINEAR_8,    /* for at most 8 rows */
+  CLB_CUDA_LINEAR_WIDE, /* for more, of many row tiles */
   CLB_CUDA_LINEAR_MANY,
   CLB_CUDA_ROUTER_LOGITS,
   CLB_CUDA_ROUTER,

@@ -6,7 +6,8 @@
  */
 #include "cuda_step.h"
 
-#define EIGHT 8u /* most rows of the kernels with _8 in their names */
+#define EIGHT 8u      /* most rows of the kernels with _8 in their names */
+#define WIDE_TILES 8u /* row tiles a multiprocessor from which on more than 8 rows go to the wide form */
 #define SAMPLE_THREADS 1024u
 #define PUBLISH_THREADS 64u
 #define PART_COLS 1024u /* of a shared expert: fewer columns are not worth a part */
@@ -37,10 +38,16 @@ static void embed(builder* b, uint64_t list) {
 
 static void launch_linear(builder* b, const clb_matmul_args* args, uint32_t most_rows) {
   const uint32_t tiles = divide_up(args->rows, CLB_TILE);
-  const bool eight = most_rows <= EIGHT;
-  launch(b, eight ? CLB_CUDA_LINEAR_8 : CLB_CUDA_LINEAR, args,
-         (uint32_t[3]){wanted_blocks(b, tiles, eight ? CLB_LINEAR_8_BLOCKS : CLB_LINEAR_BLOCKS), 1u, 1u},
-         CLB_MATMUL_THREADS, eight ? CLB_LINEAR_8_SHARED : CLB_LINEAR_SHARED);
+  const uint32_t blocks = b->cuda->device.multiprocessors;
+  if (most_rows <= EIGHT) {
+    launch(b, CLB_CUDA_LINEAR_8, args, (uint32_t[3]){wanted_blocks(b, tiles, CLB_LINEAR_8_BLOCKS), 1u, 1u},
+           CLB_MATMUL_THREADS, CLB_LINEAR_8_SHARED);
+  } else if (tiles >= blocks * WIDE_TILES) {
+    launch(b, CLB_CUDA_LINEAR_WIDE, args, (uint32_t[3]){blocks, 1u, 1u}, CLB_MATMUL_THREADS, CLB_LINEAR_WIDE_SHARED);
+  } else {
+    launch(b, CLB_CUDA_LINEAR, args, (uint32_t[3]){wanted_blocks(b, tiles, CLB_LINEAR_BLOCKS), 1u, 1u},
+           CLB_MATMUL_THREADS, CLB_LINEAR_SHARED);
+  }
 }
 
 static void project_qkv(builder* b, uint32_t layer) {

@@ -7,7 +7,7 @@
 #include "fake_cuda.h"
 #include "test.h"
 
-#define KERNELS 24u
+#define KERNELS 25u
 
 static fake_kernel kernels[KERNELS];
 static clb_device_kernel table[KERNELS];
@@ -212,7 +212,8 @@ static void make_kernels(void) {
   add_kernel(17, "clb_prompt_logprobs", sizeof(clb_prompt_logprobs_args), run_prompt);
   add_kernel(21, "clb_capacity", sizeof(clb_capacity_args), run_capacity);
   add_kernel(22, "clb_pool", sizeof(clb_pool_args), run_pool);
-  add_kernel(23, "clb_dummy", sizeof(clb_dummy_args), run_nothing);
+  add_kernel(23, "clb_linear_wide_bf16", sizeof(clb_matmul_args), run_nothing);
+  add_kernel(24, "clb_dummy", sizeof(clb_dummy_args), run_nothing);
   add_kernel(18, "clb_linear_8_bf16", sizeof(clb_matmul_args), run_nothing);
   add_kernel(19, "clb_expert_gate_up_8_bf16", sizeof(clb_expert_gate_up_args), run_nothing);
   add_kernel(20, "clb_expert_down_8_bf16", sizeof(clb_expert_down_args), run_nothing);

@@ -339,20 +339,6 @@ CLB_DEVICE uint4 clb_read_shared(uint32_t at) {
 CLB_DEVICE void clb_write_shared(uint32_t at, const uint4& value) {
   std::memcpy(emulator_shared(at), &value, sizeof value);
 }
-extern uint32_t emulator_shared_bytes; /* dynamic, of the launch under way */
-CLB_DEVICE uint32_t clb_dynamic_shared() { return emulator_shared_bytes; }
-
-/* A cluster is one block here, as before sm_90. */
-#define CLB_CLUSTER_OF(blocks)
-CLB_DEVICE uint32_t clb_cluster_rank() { return 0; }
-CLB_DEVICE uint32_t clb_cluster_blocks() { return 1; }
-CLB_DEVICE uint32_t clb_cluster_address(uint32_t at, uint32_t) { return at; }
-CLB_DEVICE void clb_write_cluster(uint32_t at, const float4& value) {
-  std::memcpy(emulator_shared(at), &value, sizeof value);
-}
-CLB_DEVICE void clb_cluster_arrive() {}
-CLB_DEVICE void clb_cluster_wait() { emulator_barrier(0, 0); }
-
 template <bool TRANSPOSED>
 static inline void emulator_matrices(const emulator_words* in, emulator_words* out, uint32_t) {
   for (uint32_t lane = 0; lane < 32; lane++)

@@ -29,7 +29,7 @@ Array = NDArray[Any]
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ROOT / "kernels_cu"
 _ENTRY = re.compile(
-    r'extern "C" __global__ void\s+(?:(?:CLB_CLUSTER_OF|__launch_bounds__|__maxnreg__)\([^)]*\)\s+)*(\w+)\(const __grid_constant__ (\w+) \w+\)'
+    r'extern "C" __global__ void\s+(?:__(?:launch_bounds|maxnreg)__\([^)]*\)\s+)?(\w+)\(const __grid_constant__ (\w+) \w+\)'
 )
 POISON = 0xFF  # NaN in every float type, a huge integer
 

@@ -16,6 +16,13 @@ LIMIT = {"bf16": 3e-5, "fp16": 2e-5}  # relative L2 error: split rows of 16 or 2
 HALF_LIMIT = 4e-4  # half rows of 11 bits
 
 
+KINDS = {  # part of the kernel's name, its dynamic shared memory
+    "LINEAR": ("", "CLB_LINEAR_SHARED"),
+    "WIDE": ("wide_", "CLB_LINEAR_WIDE_SHARED"),
+    "LINEAR_8": ("8_", "CLB_LINEAR_8_SHARED"),
+}
+
+
 @dataclass(frozen=True)
 class Case:
     rows: int
@@ -68,7 +75,7 @@ class Run:
         self.taken = rng.permutation(sources)[: case.tokens] if case.gathered else np.arange(case.tokens)
         self.run(machine, many=many)
 
-    def run(self, machine: harness.Machine, *, many: bool, general: bool = False) -> None:
+    def run(self, machine: harness.Machine, *, many: bool, kind: str = "") -> None:
         self.many = many
         case, put = self.case, machine.put
         tiles = -(-case.rows // 16)
@@ -88,11 +95,11 @@ class Run:
         if many:
             self._launch_many(machine, common)
         else:
-            self._launch_few(machine, common, general=general)
+            self._launch_few(machine, common, kind or ("LINEAR_8" if case.tokens <= 8 else "LINEAR"))
         for output in ("output", "next_input", "next_sumsq", "candidates", "residual"):
             setattr(self, output, machine.get(getattr(self, output)))
 
-    def _launch_few(self, machine: harness.Machine, common: dict[str, Any], *, general: bool) -> None:
+    def _launch_few(self, machine: harness.Machine, common: dict[str, Any], kind: str) -> None:
         case, precision, put = self.case, self.precision, machine.put
         args = kernel_abi.struct("clb_matmul_args")(
             input=put(harness.split_rows(self.x * self.norm if case.norm else self.x, precision)),
@@ -100,10 +107,9 @@ class Run:
             input_rows=put(self.taken.astype(np.uint32)) if case.gathered else 0, next_input=self.next_input.address,
             next_sumsq=self.next_sumsq.address, candidates=self.candidates.address if case.candidates else 0, **common,
         )  # fmt: skip
-        kind = "LINEAR_8" if case.tokens <= 8 and not general else "LINEAR"
-        name = f"clb_linear_{'8_' if kind == 'LINEAR_8' else ''}{precision}"
+        name, shared = KINDS[kind]
         blocks = case.blocks or -(-case.rows // 16)
-        machine.run(name, args, grid=blocks, block=256, shared=kernel_abi.constant(f"CLB_{kind}_SHARED"))
+        machine.run(f"clb_linear_{name}{precision}", args, grid=blocks, block=256, shared=kernel_abi.constant(shared))
 
     def _launch_many(self, machine: harness.Machine, common: dict[str, Any]) -> None:
         case, put = self.case, machine.put
@@ -113,6 +119,10 @@ class Run:
             next_sumsq=self.next_sumsq.address, **common,
         )  # fmt: skip
         machine.run(f"clb_linear_many_{self.precision}", args, **harness.many_launch(machine, case.blocks or 7))
+
+    def bits(self) -> list[bytes]:
+        names = ("output", "next_input", "next_sumsq", "candidates", "residual")
+        return [getattr(self, name).tobytes() for name in names]
 
     def expected(self) -> Any:
         case = self.case
@@ -149,14 +159,14 @@ def check(run: Run) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("case", FEW, ids=str)
 def test_few_rows_equal_float64(machine: harness.Machine, case: Case, precision: str) -> None:
-    """Every combination of inputs and outputs, with poisoned outputs and one row too many that must stay."""
+    """Every combination of inputs and outputs, with poisoned outputs and one row too many that must stay; and the same
+    bits from every kernel that can take the case."""
     run = Run(machine, case, precision, many=False)
     check(run)
-    if case.tokens <= 8:  # the kernel for any number of rows gives the same bits
-        names = ("output", "next_input", "next_sumsq", "candidates", "residual")
-        of_eight = [getattr(run, name).tobytes() for name in names]
-        run.run(machine, many=False, general=True)
-        assert [getattr(run, name).tobytes() for name in names] == of_eight
+    first = run.bits()
+    for kind in ("LINEAR", "WIDE", *(("LINEAR_8",) if case.tokens <= 8 else ())):
+        run.run(machine, many=False, kind=kind)
+        assert run.bits() == first, kind
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -169,8 +179,13 @@ def test_many_rows_equal_float64(machine: harness.Machine, case: Case, precision
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("case", LARGE_FEW, ids=str)
 def test_few_rows_of_model_shapes(gpu_machine: harness.OnGpu, case: Case, precision: str) -> None:
-    """Shapes of Qwen3-30B, on the GPU only."""
-    check(Run(gpu_machine, case, precision, many=False))
+    """Shapes of Qwen3-30B, on the GPU only; the same bits from every kernel."""
+    run = Run(gpu_machine, case, precision, many=False)
+    check(run)
+    first = run.bits()
+    for kind in ("LINEAR", "WIDE"):
+        run.run(gpu_machine, many=False, kind=kind)
+        assert run.bits() == first, kind
     gpu_machine.reset()
 
 
