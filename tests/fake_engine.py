@@ -7,6 +7,7 @@ used for; tenants are told apart by their seeds.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from colibrid.engine.state import MemoryPlan, Readiness
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from colibrid.batch.generation import LiveGeneration
     from colibrid.engine.supervisor import EngineListener
 
 VOCAB = 1000
@@ -345,3 +347,22 @@ class FakeEngine:
         assert self.listener is not None
         self.readiness = Readiness(phase="failed")
         self.listener.engine_gave_up("engines keep dying")
+
+
+async def settle() -> None:
+    """Let everything that is due run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def step(session: FakeSession, times: int = 1) -> None:
+    """Steps of the engine, and all that comes of them."""
+    for _ in range(times):
+        session.step()
+        await asyncio.sleep(0.001)  # the eventfd reaches the loop through its selector
+        await settle()
+
+
+async def collect(generation: LiveGeneration) -> list[int]:
+    """All tokens to the end."""
+    return [record.token async for records in generation for record in records]

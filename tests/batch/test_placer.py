@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from fake_engine import KV_TOKENS, MASK_BYTES, SLOTS, FakeEngine, FakeSession, expected_tokens
+from fake_engine import KV_TOKENS, MASK_BYTES, SLOTS, FakeEngine, FakeSession, collect, expected_tokens, settle, step
 
 from colibrid.batch.request import ExpertPolicy, GenerateRequest
 from colibrid.batch.scheduler import Scheduler
@@ -24,22 +24,6 @@ RequestOf = Callable[..., GenerateRequest]
 SchedulerOf = Callable[..., Scheduler]
 SYSTEM = tuple(range(100, 130))
 PROMPT = (*SYSTEM, 5, 6)
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-async def step(session: FakeSession, times: int = 1) -> None:
-    for _ in range(times):
-        session.step()
-        await asyncio.sleep(0.001)
-        await settle()
-
-
-async def collect(generation: LiveGeneration) -> list[int]:
-    return [record.token async for records in generation for record in records]
 
 
 async def serve(session: FakeSession, generation: LiveGeneration) -> list[int]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pytest
-from fake_engine import KV_TOKENS, RING, SLOTS, FakeEngine, FakeSession, expected_tokens
+from fake_engine import KV_TOKENS, RING, SLOTS, FakeEngine, FakeSession, collect, expected_tokens, settle, step
 
 from colibrid.batch.request import ExpertPolicy, ExpertUsage, GenerateRequest, TokenRecord
 from colibrid.batch.scheduler import Scheduler
@@ -16,28 +15,8 @@ from colibrid.engine import abi
 from colibrid.engine.channel import Event
 from colibrid.errors import EngineFaultError, OverloadedError, RequestError
 
-if TYPE_CHECKING:
-    from colibrid.batch.generation import LiveGeneration
-
 RequestOf = Callable[..., GenerateRequest]
 SchedulerOf = Callable[..., Scheduler]
-
-
-async def settle() -> None:
-    """Let everything that is due run."""
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-async def step(session: FakeSession, times: int = 1) -> None:
-    for _ in range(times):
-        session.step()
-        await asyncio.sleep(0.001)  # the eventfd reaches the loop through its selector
-        await settle()
-
-
-async def collect(generation: LiveGeneration) -> list[int]:
-    return [record.token async for records in generation for record in records]
 
 
 @pytest.fixture
