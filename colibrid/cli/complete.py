@@ -93,6 +93,8 @@ async def _complete(settings: Settings, resolved: Resolved, library: Library, qu
 
 
 def _request(question: _Question, text: ModelText, info: EngineInfo, default_tokens: int) -> GenerateRequest:
+    from colibrid.text.model_text import first_given  # noqa: PLC0415 (as above)
+
     ids = _prompt_ids(question, text)
     room = info.max_seq_len - len(ids)
     if room < (question.max_tokens or 1):
@@ -107,11 +109,11 @@ def _request(question: _Question, text: ModelText, info: EngineInfo, default_tok
         max_tokens=question.max_tokens or min(default_tokens, room),
         sampling=Sampling(
             seed=secrets.randbits(64) if question.seed is None else question.seed,
-            temperature=_first(question.temperature, defaults.temperature, 1.0),
-            top_p=_first(defaults.top_p, None, 1.0),
+            temperature=first_given(question.temperature, defaults.temperature, 1.0),
+            top_p=first_given(defaults.top_p, None, 1.0),
             top_k=max(defaults.top_k or 0, 0),
-            min_p=_first(defaults.min_p, None, 0.0),
-            repetition_penalty=_first(defaults.repetition_penalty, None, 1.0),
+            min_p=first_given(defaults.min_p, None, 0.0),
+            repetition_penalty=first_given(defaults.repetition_penalty, None, 1.0),
         ),
         stop_token_ids=text.eos_token_ids,
     )
@@ -143,9 +145,3 @@ async def _print_text(scheduler: Scheduler, request: GenerateRequest, text: Mode
 def _write(piece: str) -> None:
     sys.stdout.write(piece)
     sys.stdout.flush()
-
-
-def _first(asked: float | None, model: float | None, default: float) -> float:
-    if asked is not None:
-        return asked
-    return default if model is None else model

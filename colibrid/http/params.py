@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from colibrid.batch.request import ExpertPolicy, GenerateRequest, Sampling
 from colibrid.errors import RequestError
 from colibrid.http.errors import NotFoundError, shown
 from colibrid.http.limits import MAX_ANSWER_LOGPROBS, MAX_STOP_IDS
 from colibrid.http.prompts import check_ids, encode_prompts, prompt_entries, truncated, usable_tokens, with_gap
+from colibrid.text.model_text import first_given
 from colibrid.text.output import OutputOptions
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from colibrid.text.reply import ReplyOptions
     from colibrid.text.structured_masks import Masker
 
-_Number = TypeVar("_Number", int, float)
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
@@ -155,7 +155,7 @@ def _job(
     stops = stop_ids(body.stop_token_ids, state, ignore_eos=bool(body.ignore_eos))
     experts = expert_policy(body.experts, state)
     cut = [
-        truncated(prompt, body.truncate_prompt_tokens, _first(asked[1], None, COMPLETION_TOKENS), state)
+        truncated(prompt, body.truncate_prompt_tokens, first_given(asked[1], None, COMPLETION_TOKENS), state)
         for prompt in prompts
     ]
     requests = []
@@ -221,24 +221,18 @@ def _check_logprobs(requests: Sequence[GenerateRequest], *, stream: bool) -> Non
 def sampling_of(body: SamplingBody, state: AppState) -> Sampling:
     """Sampling values: the request's, else those of the model's generation_config.json, else OpenAI's."""
     defaults = state.text.sampling
-    top_k = _first(body.top_k, defaults.top_k, 0)
+    top_k = first_given(body.top_k, defaults.top_k, 0)
     return Sampling(
         seed=secrets.randbits(64) if body.seed is None else body.seed % (1 << 64),
-        temperature=_first(body.temperature, defaults.temperature, 1.0),
-        top_p=_first(body.top_p, defaults.top_p, 1.0),
+        temperature=first_given(body.temperature, defaults.temperature, 1.0),
+        top_p=first_given(body.top_p, defaults.top_p, 1.0),
         top_k=max(top_k, 0),
-        min_p=_first(body.min_p, defaults.min_p, 0.0),
+        min_p=first_given(body.min_p, defaults.min_p, 0.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        repetition_penalty=first_given(body.repetition_penalty, defaults.repetition_penalty, 1.0),
         logit_bias=_bias(body.logit_bias or {}, state.scheduler.info.vocab_size),
     )
-
-
-def _first(asked: _Number | None, model: _Number | None, default: _Number) -> _Number:
-    if asked is not None:
-        return asked
-    return default if model is None else model
 
 
 def stop_ids(asked: list[int] | None, state: AppState, *, ignore_eos: bool) -> tuple[int, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+import structlog
 
 from colibrid.errors import ModelError
 from colibrid.text.guard import SpecialGuard
@@ -16,6 +17,8 @@ from colibrid.text.tokenizer import IdsOnly, Tokenizer
 if TYPE_CHECKING:
     from pathlib import Path
 
+Number = TypeVar("Number", int, float)
+
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
     """Sampling values of generation_config.json: they apply where a request names none, as in vLLM."""
@@ -25,6 +28,13 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+
+def first_given(asked: Number | None, model: Number | None, default: Number) -> Number:
+    """What the request says, else what the model's file says, else the default."""
+    if asked is not None:
+        return asked
+    return default if model is None else model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +79,8 @@ class ModelText:
 def _load_vocabulary(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:
     try:
         return Vocabulary(tokenizer, eos_token_ids)
-    except Exception:  # noqa: BLE001 - whatever llguidance says of it, all else can be served
+    except Exception as error:  # noqa: BLE001 - whatever llguidance says of it, all else can be served
+        structlog.get_logger().warning("structured_output_off", reason=str(error))
         return None
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 import colibrid
 from colibrid.errors import ModelError
@@ -58,13 +59,15 @@ def test_bad_defaults_are_named(tmp_path: Path, values: dict[str, Any]) -> None:
 
 
 def test_a_tokenizer_that_cannot_be_constrained_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where llguidance refuses the vocabulary, structured output is all that is missing."""
+    """Where llguidance refuses the vocabulary, structured output is all that is missing, and the log says why."""
 
     def refuse(*_given: object) -> None:
-        raise RuntimeError("no")
+        raise RuntimeError("no such luck")
 
     files: Any = {"tokenizer": MODEL_DIR / "tokenizer.json", "eos_token_ids": (4093,)}
     assert ModelText.load(**files).vocabulary is not None
     monkeypatch.setattr("colibrid.text.model_text.Vocabulary", refuse)
-    assert ModelText.load(**files).vocabulary is None
+    with structlog.testing.capture_logs() as logs:
+        assert ModelText.load(**files).vocabulary is None
+    assert logs == [{"event": "structured_output_off", "log_level": "warning", "reason": "no such luck"}]
     assert ModelText.load(tokenizer=None).vocabulary is None
