@@ -322,8 +322,7 @@ typedef struct clb_bias {
 } clb_bias;
 
 /* What a request may use in one layer. k = 0: the model's own; above it at most clb_engine_config.experts_most.
-   threshold: experts whose weight is below
-   threshold * (the token's largest weight) are left out; 0 = off. */
+   threshold: experts whose weight is below threshold * (the token's largest weight) are left out; 0 = off. */
 typedef struct clb_expert_policy {
   uint32_t k;
   float threshold;
@@ -474,8 +473,7 @@ typedef struct clb_engine_config {
   uint32_t threads;               /* that compute, the caller's own included: 1 .. CLB_MAX_THREADS */
   uint32_t weights;               /* clb_weights */
   uint64_t dummy_seed;
-  uint32_t
-      swap_slots; /* blocks of the largest expert that stay free, for experts to be replaced: 0 .. CLB_MAX_SWAP_SLOTS */
+  uint32_t swap_slots;   /* blocks of the largest expert that nothing fills yet: 0 .. CLB_MAX_SWAP_SLOTS */
   uint32_t experts_most; /* experts a token that a request may ask for beyond the model's own; 0 = none */
   clb_tier_config tier_weights;
   clb_tier_config tier_kv;
