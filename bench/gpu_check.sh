@@ -55,7 +55,7 @@ tests() {
 }
 
 sanitize() {
-  step "$1" 80 compute-sanitizer --tool "$1" --error-exitcode 9 $pytest tests/cuda/test_attention.py \
+  step "$1" 150 compute-sanitizer --tool "$1" --error-exitcode 9 $pytest tests/cuda/test_attention.py \
     tests/cuda/test_router.py tests/cuda/test_capacity.py tests/cuda/test_pool.py tests/test_engine_requests.py \
     -k 'cuda and not emulated and not fake and not company'
 }
