@@ -62,7 +62,7 @@ void rig_init(rig* r, uint32_t slots) {
   for (uint32_t i = 0; i < RIG_LAYERS; ++i) {
     r->layers[i] = layer_of(i);
   }
-  for (uint32_t i = 0; i < 4; ++i) {
+  for (uint32_t i = 0; i < 8; ++i) {
     r->inv_freq[i] = powf(10000.0f, -(float)i / 4.0f);
   }
   r->model = (clb_model_desc){.abi_version = CLB_ABI_VERSION,

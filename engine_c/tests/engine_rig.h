@@ -38,7 +38,7 @@ typedef struct rig {
   clb_engine_config config;
   clb_model_desc model;
   clb_layer_desc layers[RIG_LAYERS];
-  float inv_freq[4];
+  float inv_freq[8]; /* heads of up to 16 values */
   clb_module_ref modules[RIG_MODULES];
   char paths[RIG_MODULES][512];
   clb_channel_layout layout;
