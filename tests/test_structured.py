@@ -82,7 +82,7 @@ async def test_forms(live: Live, temperature: float) -> None:
 async def test_the_example_of_the_reference_answers_as_it_says(live: Live) -> None:
     """The page's request, greedy and as it stands, gets the answer that stands behind it."""
     page = (Path(__file__).parents[1] / "docs" / "reference" / "structured-output.md").read_text()
-    example = re.search(r"messages=(\[.*\]),\n\s+extra_body=(\{.*\}),\n.*\nprint.*  # (.*)", page)
+    example = re.search(r"messages=(\[.*\]),\n\s+extra_body=(\{(?:.*\n)*?    \}),\n.*\nprint.*  # (.*)", page)
     assert example is not None
     request = {"messages": json.loads(example[1])} | json.loads(example[2])
     for fields in ({}, {"temperature": 0}):
