@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from colibrid.text.structured import lark_string
-from colibrid.text.tools_reader import CallArguments, CallStart, Content, PlainReader, Reasoning, unfinished
+from colibrid.text.tools_reader import (
+    CallArguments,
+    CallStart,
+    Content,
+    PlainReader,
+    Reasoning,
+    SteppingReader,
+    unfinished,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -50,24 +58,25 @@ def thinking_at(prompt: str, continued: str = "") -> Thinking:
     return "behind" if end.endswith(_CLOSE) or continued else "before"
 
 
-class ThinkReader:
+class _CountingReader(SteppingReader):
+    """Also counts the characters that were decided."""
+
+    _taken = 0  # characters of the reply before _text
+
+    def _drop(self, count: int) -> None:
+        self._text = self._text[count:]
+        self._taken += count
+
+
+class ThinkReader(_CountingReader):
     """Thinking in tags, at the start of a reply; what follows goes to another reader."""
 
     def __init__(self, rest: Reader | None = None, *, inside: bool) -> None:
         self._rest = rest or PlainReader()
-        self._text = ""
-        self._taken = 0  # characters before _text
         self._state: Callable[[list[Event]], bool] = self._inside if inside else self._before
         self._trim = True  # line breaks at the start of a part
         self.reasoning_chars: int | None = None  # of the reply; none while it goes on
         self.thinks = inside
-
-    def push(self, text: str) -> list[Event]:
-        self._text += text
-        events: list[Event] = []
-        while self._state(events):
-            pass
-        return events
 
     def finish(self) -> list[Event]:
         events: list[Event] = []
@@ -78,9 +87,8 @@ class ThinkReader:
             events += self._rest.push(self._text)
         return events + self._rest.finish()
 
-    def _drop(self, count: int) -> None:
-        self._text = self._text[count:]
-        self._taken += count
+    def _step(self, events: list[Event]) -> bool:
+        return self._state(events)
 
     def _before(self, _events: list[Event]) -> bool:
         text = self._text.lstrip()
@@ -121,14 +129,12 @@ class ThinkReader:
         return False
 
 
-class HarmonyReader:
+class HarmonyReader(_CountingReader):
     """Messages in channels: analysis is thinking, what goes to a function is a call, all else is for the user."""
 
     def __init__(self, names: frozenset[str] = frozenset()) -> None:
         """`names`: functions that may be called."""
         self._names = names
-        self._text = ""
-        self._taken = 0
         self._header: str | None = None  # of the message being read; none: before its text
         self._ended_chars = 0
         self.thinks = False
@@ -137,13 +143,6 @@ class HarmonyReader:
     def reasoning_chars(self) -> int | None:
         """Characters of the reply up to the end of its last thinking; none while that goes on."""
         return None if self.thinks and self._kind() == "analysis" else self._ended_chars
-
-    def push(self, text: str) -> list[Event]:
-        self._text += text
-        events: list[Event] = []
-        while self._step(events):
-            pass
-        return events
 
     def finish(self) -> list[Event]:
         events: list[Event] = []
@@ -178,10 +177,6 @@ class HarmonyReader:
             self._ended_chars = self._taken
         self._header = None
         return True
-
-    def _drop(self, count: int) -> None:
-        self._text = self._text[count:]
-        self._taken += count
 
     def _kind(self) -> str:
         words = (self._header or "").split()

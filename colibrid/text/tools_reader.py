@@ -57,7 +57,24 @@ class PlainReader:
         return []
 
 
-class FreeReader:
+class SteppingReader:
+    """A reader that keeps what is not decided yet and takes one decision after another."""
+
+    _text = ""  # not decided yet
+
+    def push(self, text: str) -> list[Event]:
+        self._text += text
+        events: list[Event] = []
+        while self._step(events):
+            pass
+        return events
+
+    def _step(self, events: list[Event]) -> bool:
+        """One decision; False when it takes more text."""
+        raise NotImplementedError
+
+
+class FreeReader(SteppingReader):
     """Calls among text that no grammar bounds. A section that is not complete and right to the last character is content.
 
     White space around sections is dropped.
@@ -68,18 +85,10 @@ class FreeReader:
         self._form = form
         self._names = names
         self._single = single
-        self._text = ""  # not decided yet
         self._searched = 0  # of it, within a section
         self._inside = False
         self._plain = False  # no section can begin any more
         self._called = False  # white space that follows is dropped unless text comes
-
-    def push(self, text: str) -> list[Event]:
-        self._text += text
-        events: list[Event] = []
-        while self._step(events):
-            pass
-        return events
 
     def finish(self) -> list[Event]:
         events: list[Event] = []
@@ -90,7 +99,6 @@ class FreeReader:
         return events
 
     def _step(self, events: list[Event]) -> bool:
-        """One decision; False when it takes more text."""
         if not self._inside:
             return self._find_begin(events)
         if self._form.end is None:
@@ -150,27 +158,22 @@ def unfinished(text: str, markers: Sequence[str]) -> int:
     return 0
 
 
-class LayoutReader:
+class LayoutReader(SteppingReader):
     """Calls that a grammar forces to a layout: names and arguments are passed on as they come."""
 
     def __init__(self, layout: Layout, names: frozenset[str]) -> None:
         self._layout = layout
         self._openings = {layout.opening.replace("{}", name): name for name in names}
-        self._text = ""
         self._state: Callable[[list[Event]], bool] = self._start
         self._depth = 0
         self._quoted = False
         self._escaped = False
 
-    def push(self, text: str) -> list[Event]:
-        self._text += text
-        events: list[Event] = []
-        while self._state(events):
-            pass
-        return events
-
     def finish(self) -> list[Event]:
         return []  # cut within words of the layout: they mean nothing
+
+    def _step(self, events: list[Event]) -> bool:
+        return self._state(events)
 
     def _take(self, literal: str) -> bool:
         if not self._text.startswith(literal):
