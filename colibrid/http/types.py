@@ -35,6 +35,9 @@ TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, lt=1 << 31)]
+KeptTokens = Annotated[int, Meta(ge=-1, lt=1 << 31)]
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+Seconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 
 
@@ -150,7 +153,7 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: Annotated[bool | None, _doc("adds prompt_token_ids and token_ids")] = None
     skip_special_tokens: Annotated[bool | None, _doc("default true")] = None
     truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1, lt=1 << 31)] | None,
+        KeptTokens | None,
         _doc("keep the last n prompt tokens; -1: as many as leave room for max_tokens; 0 is refused"),
     ] = None
     stream: Annotated[bool | None, _doc("server-sent events; one event may hold several tokens")] = None
@@ -160,11 +163,11 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
         _doc("choices of each prompt, at most batch.slots; the prompt is computed and counted once"),
     ] = None
     priority: Annotated[
-        Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None,
+        Priority | None,
         _doc("of requests that wait, a lower one is served earlier; default 0"),
     ] = None
     timeout_s: Annotated[
-        Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None,
+        Seconds | None,
         _doc("504, or an error event, when the answer takes longer; counted from the head of the request"),
     ] = None
     response_format: Annotated[
@@ -296,15 +299,15 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     add_special_tokens: Annotated[bool | None, _doc("for strings; default true")] = None
     truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1, lt=1 << 31)] | None,
+        KeptTokens | None,
         _doc("keep the last n tokens of each text; -1: as many as the context holds; 0 is refused"),
     ] = None
     priority: Annotated[
-        Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None,
+        Priority | None,
         _doc("of requests that wait, a lower one is served earlier; default 0"),
     ] = None
     timeout_s: Annotated[
-        Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None,
+        Seconds | None,
         _doc("504 when the answer takes longer; counted from the head of the request"),
     ] = None
     user: Annotated[str | None, _doc("accepted, not used")] = None
