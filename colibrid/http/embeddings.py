@@ -20,7 +20,7 @@ from colibrid.http.body import read_body
 from colibrid.http.context import current
 from colibrid.http.limits import MAX_INPUTS
 from colibrid.http.params import check_model, expert_policy
-from colibrid.http.prompts import encode_prompts, prompt_entries, usable_tokens
+from colibrid.http.prompts import encode_prompts, prompt_entries, truncated, usable_tokens
 from colibrid.http.state import STATE
 from colibrid.http.types import EMBEDDINGS_REFUSED, EmbeddingsBody
 from colibrid.http.usage import expert_usage, timing_header
@@ -78,12 +78,11 @@ async def _requests(body: EmbeddingsBody, state: AppState) -> list[GenerateReque
         most=usable_tokens(body, state),
         field="input",
     )
-    kept = info.max_seq_len if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
     name = f"embd-{secrets.token_hex(12)}"
     return [
         GenerateRequest(
             request_id=f"{name}-{index}",
-            prompt_ids=(prompt.ids if kept is None else prompt.ids[-kept:]),
+            prompt_ids=truncated(prompt, body.truncate_prompt_tokens, info.max_seq_len).ids,
             max_tokens=0,
             sampling=Sampling(seed=0),
             experts=policy,

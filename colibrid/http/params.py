@@ -154,10 +154,8 @@ def _job(
     sampling = sampling_of(body, state)
     stops = stop_ids(body.stop_token_ids, state, ignore_eos=bool(body.ignore_eos))
     experts = expert_policy(body.experts, state)
-    cut = [
-        truncated(prompt, body.truncate_prompt_tokens, first_given(asked[1], None, COMPLETION_TOKENS), state)
-        for prompt in prompts
-    ]
+    room = state.scheduler.info.max_seq_len - max(1, first_given(asked[1], None, COMPLETION_TOKENS))
+    cut = [truncated(prompt, body.truncate_prompt_tokens, room) for prompt in prompts]
     requests = []
     for index, prompt in enumerate(cut):
         max_tokens = token_limit(len(prompt.ids), asked, default_tokens, state.scheduler.info.max_seq_len)

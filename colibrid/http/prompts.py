@@ -170,8 +170,9 @@ async def with_gap(entries: Sequence[str | list[int]], body: CompletionBody, sta
     ]
 
 
-def truncated(prompt: Prompt, asked: int | None, max_tokens: int, state: AppState) -> Prompt:
+def truncated(prompt: Prompt, asked: int | None, room: int) -> Prompt:
+    """The last `asked` tokens; with -1 the last `room`, at least one; with None all."""
     if asked is None:
         return prompt
-    keep = asked if asked > 0 else max(1, state.scheduler.info.max_seq_len - max(1, max_tokens))
+    keep = asked if asked > 0 else max(1, room)
     return prompt if len(prompt.ids) <= keep else Prompt(prompt.ids[-keep:])

@@ -31,6 +31,6 @@ def test_ids_are_checked_at_both_ends() -> None:
 def test_truncation_keeps_the_end(server: Any, asked: int | None, kept: int) -> None:
     """The last ids are kept; the text is forgotten when not all of it is used."""
     whole = Prompt(tuple(range(10)), "0123456789")
-    found = truncated(whole, asked, 16, server.state)
+    found = truncated(whole, asked, server.state.scheduler.info.max_seq_len - 16)
     assert found.ids == whole.ids[-kept:]
     assert found.text == (whole.text if kept == 10 else None)
