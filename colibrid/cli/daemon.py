@@ -1,6 +1,6 @@
 """The daemon from settings to exit code: the order in which its parts start; they end in reverse.
 
-    1  check keys, bind the address   what is wrong here is told before anything expensive is done
+    1  check keys, bind the addresses what is wrong here is told before anything expensive is done
     2  resolve the model              converts a checkpoint that the cache does not have
     -- from here on the event loop runs; until here a signal simply ends the process
     3  start the engine process       it loads while this process goes on
@@ -21,7 +21,7 @@ import time
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 import uvloop
@@ -30,7 +30,7 @@ from colibrid.cli.assembly import Assembly, assemble
 from colibrid.cli.banner import banner, base_url, print_lines, ready_line
 from colibrid.cli.device import settled
 from colibrid.cli.heartbeat import heartbeat
-from colibrid.cli.listen import bind
+from colibrid.cli.listen import bind, bind_path
 from colibrid.cli.models import resolve_model
 from colibrid.cli.serve import check_shape
 from colibrid.engine.library import Library
@@ -67,6 +67,13 @@ class Order:
     num_experts: int | None
 
 
+class _Listening(NamedTuple):
+    """Bound sockets, for who asks and for who runs the daemon."""
+
+    public: socket.socket
+    admin: socket.socket | None
+
+
 def run_daemon(order: Order) -> int:
     """Serve until told to stop; the exit code. ColibridError when it cannot start or the engine failed for good."""
     settings = order.settings
@@ -78,17 +85,18 @@ def run_daemon(order: Order) -> int:
         stack.callback(notifier.close)
         listening = bind(settings.server.host, settings.server.port)
         stack.callback(listening.close)
+        admin = None
+        if settings.server.admin_socket is not None:
+            admin = stack.enter_context(bind_path(settings.server.admin_socket, "server.admin_socket"))
         library = Library()
         settings = settled(settings, order.model, order.environment, library)
         order = replace(order, settings=settings)
         resolved = resolve_model(order.model, settings, order.environment, library, on_progress=_keep_waiting(notifier))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(order, resolved, library, listening, notifier))
+            return runner.run(_serve(order, resolved, library, _Listening(listening, admin), notifier))
 
 
-async def _serve(
-    order: Order, resolved: Resolved, library: Library, listening: socket.socket, notifier: Notifier
-) -> int:
+async def _serve(order: Order, resolved: Resolved, library: Library, listening: _Listening, notifier: Notifier) -> int:
     settings = order.settings
     marks = _Marks()
     async with AsyncExitStack() as stack:
@@ -109,7 +117,7 @@ async def _serve(
         collecting = asyncio.create_task(collect_when_idle(lambda: parts.scheduler.idle))
         stack.callback(collecting.cancel)
         marks.set("http")
-        return await _live(order, parts, life, notifier, base_url(*listening.getsockname()[:2]), marks)
+        return await _live(order, parts, life, notifier, base_url(*listening.public.getsockname()[:2]), marks)
 
 
 async def _live(order: Order, parts: Assembly, life: Lifecycle, notifier: Notifier, url: str, marks: _Marks) -> int:
@@ -156,9 +164,11 @@ async def _drain(parts: Assembly, life: Lifecycle, timeout_s: float) -> None:
     structlog.get_logger().info("drained", complete=complete)
 
 
-async def _open_http(order: Order, parts: Assembly, listening: socket.socket, stack: AsyncExitStack) -> None:
+async def _open_http(order: Order, parts: Assembly, listening: _Listening, stack: AsyncExitStack) -> None:
     """Load the HTTP side and begin to answer on `listening`."""
     # Imported here: they take longest, and meanwhile the engine process loads.
+    from colibrid.http.admin import create_admin  # noqa: PLC0415
+    from colibrid.http.runner import run_application  # noqa: PLC0415
     from colibrid.http.server import start_server  # noqa: PLC0415
     from colibrid.http.state import AppState, load_text  # noqa: PLC0415
 
@@ -166,7 +176,9 @@ async def _open_http(order: Order, parts: Assembly, listening: socket.socket, st
     text = load_text(parts.pack.path, parts.pack.manifest)
     state = AppState(settings=order.settings, scheduler=parts.scheduler, text=text, keys=keys)
     stack.callback(text.tokenizer.close)
-    await start_server(state, listening, stack)
+    await start_server(state, listening.public, stack)
+    if listening.admin is not None:
+        await run_application(create_admin(state), listening.admin, stack)
 
 
 def _key_ring(order: Order) -> KeyRing:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import socket
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from colibrid.errors import ColibridError, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAX_PATH_BYTES = 107  # of a socket: the kernel's limit
 
 
 class AddressTakenError(ColibridError):
@@ -45,3 +55,57 @@ def _explained(error: OSError, host: str, port: int) -> ColibridError:
     if error.errno == errno.EADDRNOTAVAIL:
         return ConfigError(f"server.host {host} is not an address of this machine; use 127.0.0.1 or 0.0.0.0")
     return ConfigError(f"{host}:{port} cannot be bound: {error.strerror}; choose another --host or --port")
+
+
+@contextlib.contextmanager
+def bind_path(path: str, setting: str) -> Iterator[socket.socket]:
+    """A listening socket at `path`, which only this user may connect to; the file is removed at the end.
+
+    What a daemon that was killed left there is replaced. AddressTakenError if another one listens; ConfigError, which
+    names `setting`, if something else is in the way or the place is not writable.
+    """
+    place = Path(path)
+    if not 0 < len(os.fsencode(path)) <= _MAX_PATH_BYTES:
+        raise ConfigError(
+            f"{setting} has {len(os.fsencode(path))} bytes, a socket's path at most {_MAX_PATH_BYTES}; take a shorter one"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as listening:
+        try:
+            _remove_stale(place, setting)
+            before = os.umask(0o177)  # no moment at which others may connect; nothing else makes files here yet
+            try:
+                listening.bind(path)
+            finally:
+                os.umask(before)
+            made = place.lstat()
+        except OSError as error:
+            raise ConfigError(f"{setting} {path} cannot be made: {error.strerror}; choose another path") from None
+        try:
+            listening.listen()
+            yield listening
+        finally:
+            _remove_own(place, made)
+
+
+def _remove_stale(place: Path, setting: str) -> None:
+    try:
+        found = place.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise ConfigError(f"{setting} {place} is there and no socket; remove it, or choose another path")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(place))
+        except ConnectionRefusedError:
+            place.unlink()
+            return
+    raise AddressTakenError(f"{setting} {place} is in use by another process; stop it, or choose another path")
+
+
+def _remove_own(place: Path, made: os.stat_result) -> None:
+    """Unless another daemon has replaced it."""
+    with contextlib.suppress(FileNotFoundError):
+        found = place.lstat()
+        if (found.st_dev, found.st_ino) == (made.st_dev, made.st_ino):
+            place.unlink()

@@ -23,6 +23,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class ServerSettings(_Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    admin_socket: str | None = None  # path of a unix socket; none: no admin routes
     api_key_file: str | None = None  # one key a line; without it only loopback addresses can be bound
     max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 8 << 20
     drain_timeout_s: Seconds = 30.0

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import structlog
 from aiohttp import web
 
-from colibrid.errors import RequestError
 from colibrid.http.auth import HostPolicy, KeyRing
-from colibrid.http.connection import Connection
-from colibrid.http.context import RequestContext, context_of, open_context
-from colibrid.http.errors import (
-    InternalError,
-    MethodError,
-    NotFoundError,
-    error_response,
-    shown,
-)
-from colibrid.http.limits import WRITE_TIMEOUT_S
+from colibrid.http.context import context_of, open_context
+from colibrid.http.contract import as_contract, log_request
+from colibrid.http.errors import NotFoundError, error_response, shown
 from colibrid.http.manual import add_manual
-from colibrid.http.protocol_log import ProtocolLogger
 from colibrid.http.routes import ROUTES
+from colibrid.http.runner import run_application
 from colibrid.http.sending import ReaderLeftError
 from colibrid.http.state import STATE, AppState
 
 if TYPE_CHECKING:
+    import socket
     from contextlib import AsyncExitStack
 
     from aiohttp.typedefs import Handler, Middleware
-
-_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 _OPEN_PATHS = frozenset({route.path for route in ROUTES if not route.needs_key} | {"/docs"})  # answered without a key
 _QUIET_PATHS = frozenset({"/livez", "/readyz", "/health"})  # asked every second by somebody: logged when debugging
@@ -61,11 +50,7 @@ _ELSEWHERE = {  # routes of other servers, and what to use instead
     "/v1/tokenize": "use POST /tokenize",
     "/v1/detokenize": "use POST /detokenize",
 }
-KEEP_ALIVE_S = 75.0  # also the time that the head of a request may take, counted from connect or the last answer
 _CLIENT_LEFT = 499
-_BACKLOG = 1024  # connections that the kernel accepts ahead of us
-_SHUTDOWN_S = 0.5  # for answers under way when everything should have been answered
-_LINGER_S = 2.0  # how long the rest of a refused body is read and thrown away
 
 
 def create_app(state: AppState) -> web.Application:
@@ -85,28 +70,8 @@ async def start_server(state: AppState, listening: socket.socket, stack: AsyncEx
 
     The caller owns loop, socket and signals.
     """
-    loop = asyncio.get_running_loop()
-    runner = web.AppRunner(
-        create_app(state), handle_signals=False, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
-    )
     stack.push_async_callback(state.structured.close)
-    stack.push_async_callback(runner.cleanup)
-    await runner.setup()
-    server = runner.server
-    assert server is not None, "a runner that is set up has a server"
-    options: dict[str, Any] = {
-        "access_log": None,
-        "logger": ProtocolLogger(),
-        "auto_decompress": False,
-        "keepalive_timeout": KEEP_ALIVE_S,
-        "lingering_time": _LINGER_S,
-    }
-    # The kernel cuts a client off that takes nothing for so long, whatever we wait for; connections inherit it.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(WRITE_TIMEOUT_S * 1000))
-    listener = await loop.create_server(
-        lambda: Connection(server, loop=loop, **options), sock=listening, backlog=_BACKLOG
-    )
-    stack.callback(listener.close)
+    await run_application(create_app(state), listening, stack)
 
 
 def _pass_through(keys: KeyRing, hosts: HostPolicy) -> Middleware:
@@ -121,34 +86,16 @@ def _pass_through(keys: KeyRing, hosts: HostPolicy) -> Middleware:
                 context.tenant = keys.check(request.headers)
             response = await handler(request)
         except asyncio.CancelledError:
-            _log_request(request, context, _CLIENT_LEFT)
+            log_request(request, context, _CLIENT_LEFT, quiet=request.path in _QUIET_PATHS)
             raise
         except ReaderLeftError:
             response = web.Response(status=_CLIENT_LEFT)  # for the log: there is nobody to send it to
         except Exception as error:  # noqa: BLE001 - every error has a place in the contract
-            response = error_response(_as_contract(error, request, context))
-        _log_request(request, context, response.status)
+            response = error_response(as_contract(error, request, context, _no_route))
+        log_request(request, context, response.status, quiet=request.path in _QUIET_PATHS)
         return response
 
     return middleware
-
-
-def _as_contract(error: Exception, request: web.Request, context: RequestContext) -> RequestError:
-    """Any exception as an error of the contract."""
-    if isinstance(error, RequestError):
-        found = error
-    elif isinstance(error, web.HTTPNotFound):
-        found = _no_route(request)
-    elif isinstance(error, web.HTTPMethodNotAllowed):
-        found = MethodError(request.method, frozenset(error.allowed_methods))
-    elif isinstance(error, web.HTTPClientError):
-        found = RequestError(f"The request cannot be answered ({error.reason}); correct it.")
-        found.status = error.status
-    else:
-        _log.exception("request_broken", request_id=context.id, path=request.path)
-        found = InternalError(context.id)
-    context.facts["error"] = found.code or found.type
-    return found
 
 
 def _no_route(request: web.Request) -> NotFoundError:
@@ -173,19 +120,3 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
         names = (name.encode("ascii", "replace").decode() for name in context.ignored[:20])
         safe = ",".join("".join(c if c.isprintable() else "?" for c in name)[:64] for name in names)
         response.headers["x-colibri-ignored"] = safe
-
-
-def _log_request(request: web.Request, context: RequestContext, status: int) -> None:
-    """The one canonical line of a request. Health checks are only of interest when debugging."""
-    log = _log.debug if request.path in _QUIET_PATHS else _log.info
-    if context.ignored:
-        context.facts["ignored"] = context.ignored[:20]
-    log(
-        "request",
-        request_id=context.id,
-        method=request.method,
-        path=request.path,
-        status=status,
-        ms=round(context.elapsed_ms, 1),
-        **context.facts,
-    )

@@ -62,7 +62,7 @@ async def test_heads_have_a_deadline(
     make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, earlier: bytes
 ) -> None:
     """A head that comes in small pieces does not hold its connection for ever, on a fresh one or a used one."""
-    monkeypatch.setattr("colibrid.http.server.KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr("colibrid.http.runner.KEEP_ALIVE_S", 0.3)
     server = await make_server()
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
     writer.write(earlier + b"GET /livez HTTP/1.1\r\n")
@@ -84,7 +84,7 @@ async def test_heads_have_a_deadline(
 
 async def test_an_answer_that_nobody_reads(make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes nothing of a large answer is cut off: its connection is gone when it reads at last."""
-    monkeypatch.setattr("colibrid.http.server.WRITE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("colibrid.http.runner.WRITE_TIMEOUT_S", 0.5)
     server = await make_server()
     body = json.dumps({"prompt": [5] * 2000, "max_tokens": 1, "prompt_logprobs": 20}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"

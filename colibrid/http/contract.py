@@ -1,0 +1,55 @@
+"""What every request of an application passes through besides its own checks: the error contract, one log line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+from aiohttp import web
+
+from colibrid.errors import RequestError
+from colibrid.http.errors import InternalError, MethodError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from colibrid.http.context import RequestContext
+    from colibrid.http.errors import NotFoundError
+
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+
+
+def as_contract(
+    error: Exception, request: web.Request, context: RequestContext, no_route: Callable[[web.Request], NotFoundError]
+) -> RequestError:
+    """Any exception as an error of the contract; `no_route` tells where else to go."""
+    if isinstance(error, RequestError):
+        found = error
+    elif isinstance(error, web.HTTPNotFound):
+        found = no_route(request)
+    elif isinstance(error, web.HTTPMethodNotAllowed):
+        found = MethodError(request.method, frozenset(error.allowed_methods))
+    elif isinstance(error, web.HTTPClientError):
+        found = RequestError(f"The request cannot be answered ({error.reason}); correct it.")
+        found.status = error.status
+    else:
+        _log.exception("request_broken", request_id=context.id, path=request.path)
+        found = InternalError(context.id)
+    context.facts["error"] = found.code or found.type
+    return found
+
+
+def log_request(request: web.Request, context: RequestContext, status: int, *, quiet: bool = False) -> None:
+    """The one canonical line of a request; a quiet one is of interest when debugging only."""
+    log = _log.debug if quiet else _log.info
+    if context.ignored:
+        context.facts["ignored"] = context.ignored[:20]
+    log(
+        "request",
+        request_id=context.id,
+        method=request.method,
+        path=request.path,
+        status=status,
+        ms=round(context.elapsed_ms, 1),
+        **context.facts,
+    )
