@@ -166,7 +166,7 @@ def test_large_matrices_are_read_in_blocks_of_rows(tmp_path: Path, monkeypatch: 
     """The bytes do not depend on how many rows are read at once."""
     src = write_checkpoint(BASE, tmp_path / "src")
     convert(src, tmp_path / "whole", "bf16", crc32c=zlib.crc32, name="same")
-    monkeypatch.setattr("colibrid.model.convert.BLOCK_BYTES", 300)
+    monkeypatch.setattr("colibrid.model.source.BLOCK_BYTES", 300)
     convert(src, tmp_path / "blocks", "bf16", crc32c=zlib.crc32, name="same")
     for name in _names(tmp_path / "whole"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "blocks" / name).read_bytes()

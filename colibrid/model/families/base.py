@@ -39,11 +39,8 @@ class Source(msgspec.Struct, frozen=True):
     rows: tuple[int, int] | None = None  # begin, end; none: all
 
 
-class Recipe(msgspec.Struct, frozen=True):
-    """How a pack's tensor is made: sources stacked by rows (vectors end to end), then maybe transposed."""
-
-    sources: tuple[Source, ...]
-    transpose: bool = False
+# How a pack's tensor is made: sources stacked by rows, vectors end to end.
+Recipe = tuple[Source, ...]
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,15 +159,15 @@ def moe_layer(
 def recipe(
     names: Names, hyper: Hyperparameters, layers: tuple[Layer, ...], tensor: Tensor, present: Collection[str]
 ) -> Recipe:
-    """Where the checkpoint, whose tensors are called `present`, holds `tensor`."""
+    """Where the checkpoint, whose tensors are called `present`, holds `tensor`, as (outputs, inputs)."""
     d = hyper.hidden
     if tensor.layer is None:
         top = {"embedding": "model.embed_tokens.weight", "head": "lm_head.weight"}.get(tensor.role)
-        return Recipe((Source(top, tensor.shape),)) if top else Recipe((Source("model.norm.weight", (d,)),))
+        return (Source(top, tensor.shape),) if top else (Source("model.norm.weight", (d,)),)
     prefix = f"model.layers.{tensor.layer}."
     if tensor.role in ("attn_norm", "ffn_norm"):
         norm = "input_layernorm" if tensor.role == "attn_norm" else "post_attention_layernorm"
-        return Recipe((Source(f"{prefix}{norm}.weight", (d,)),))
+        return (Source(f"{prefix}{norm}.weight", (d,)),)
     if tensor.role in _ATTENTION_ROLES:
         return _attention(hyper, tensor, f"{prefix}self_attn.")
     return _ffn(names, d, layers[tensor.layer], tensor, prefix, present)
@@ -179,13 +176,13 @@ def recipe(
 def _attention(hyper: Hyperparameters, tensor: Tensor, prefix: str) -> Recipe:
     q, kv = hyper.heads * hyper.head_dim, hyper.kv_heads * hyper.head_dim
     if tensor.role == "out":
-        return Recipe((Source(f"{prefix}o_proj.weight", tensor.shape),))
+        return (Source(f"{prefix}o_proj.weight", tensor.shape),)
     if tensor.role in _ATTENTION_VECTORS:
-        return Recipe((Source(f"{prefix}{_ATTENTION_VECTORS[tensor.role]}", tensor.shape[1:]),))
+        return (Source(f"{prefix}{_ATTENTION_VECTORS[tensor.role]}", tensor.shape[1:]),)
     parts = (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
     if tensor.role == "qkv":
-        return Recipe(tuple(Source(f"{prefix}{name}.weight", (rows, hyper.hidden)) for name, rows in parts))
-    return Recipe(tuple(Source(f"{prefix}{name}.bias", (rows,)) for name, rows in parts))
+        return tuple(Source(f"{prefix}{name}.weight", (rows, hyper.hidden)) for name, rows in parts)
+    return tuple(Source(f"{prefix}{name}.bias", (rows,)) for name, rows in parts)
 
 
 def _ffn(names: Names, d: int, layer: Layer, tensor: Tensor, prefix: str, present: Collection[str]) -> Recipe:
@@ -193,9 +190,9 @@ def _ffn(names: Names, d: int, layer: Layer, tensor: Tensor, prefix: str, presen
         return _projection(f"{prefix}{names.dense}", ("gate_proj", "up_proj", "down_proj"), tensor)
     moe = _moe_prefix(names, prefix, present)
     if tensor.role == "router":
-        return Recipe((Source(f"{moe}{names.router}", tensor.shape),))
+        return (Source(f"{moe}{names.router}", tensor.shape),)
     if tensor.role == "shared_gate":
-        return Recipe((Source(f"{moe}{names.shared_gate}", (1, d)),))
+        return (Source(f"{moe}{names.shared_gate}", (1, d)),)
     if tensor.expert is None:
         return _projection(f"{moe}{names.shared}", ("gate_proj", "up_proj", "down_proj"), tensor)
     if f"{moe}experts.gate_up_proj" in present:
@@ -212,16 +209,16 @@ def _projection(block: str, names: tuple[str, str, str], tensor: Tensor) -> Reci
     width, d = tensor.shape
     name = names[("gate", "up", "down").index(tensor.role)]
     down = tensor.role == "down"
-    return Recipe((Source(f"{block}.{name}.weight", (d, width) if down else (width, d)),), transpose=down)
+    return (Source(f"{block}.{name}.weight", (d, width) if down else (width, d)),)
 
 
 def _fused(block: str, layer: Layer, tensor: Tensor) -> Recipe:
     """experts.gate_up_proj (experts, 2 * width, hidden): rows of gate, then of up; experts.down_proj as it was."""
     width, d = tensor.shape
     if tensor.role == "down":
-        return Recipe((Source(f"{block}down_proj", (layer.experts, d, width), tensor.expert),), transpose=True)
+        return (Source(f"{block}down_proj", (layer.experts, d, width), tensor.expert),)
     rows = (0, width) if tensor.role == "gate" else (width, 2 * width)
-    return Recipe((Source(f"{block}gate_up_proj", (layer.experts, 2 * width, d), tensor.expert, rows),))
+    return (Source(f"{block}gate_up_proj", (layer.experts, 2 * width, d), tensor.expert, rows),)
 
 
 def ignorable(names: Names, layers: tuple[Layer, ...], name: str) -> bool:
