@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 import uvloop
 
+from colibrid.cli.access import check_access, keys_file, log_access, read_access
 from colibrid.cli.assembly import Assembly, assemble
 from colibrid.cli.banner import banner, base_url, print_lines, ready_line
 from colibrid.cli.device import settled
@@ -34,7 +35,6 @@ from colibrid.cli.listen import bind, bind_path
 from colibrid.cli.models import resolve_model
 from colibrid.cli.serve import check_shape
 from colibrid.engine.library import Library
-from colibrid.errors import ConfigError
 from colibrid.ops.collector import calm_collector, collect_when_idle
 from colibrid.ops.lifecycle import Lifecycle
 from colibrid.ops.logging import configure
@@ -45,12 +45,9 @@ if TYPE_CHECKING:
 
     from colibrid.config.environment import Environment
     from colibrid.config.settings import Settings
-    from colibrid.http.auth import KeyRing
     from colibrid.model.cache import Resolved
     from colibrid.model.convert import Progress
 
-_MIN_KEY_CHARACTERS = 8
-_PLAIN_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _CONVERT_FILE_S = 600.0  # longest time for one file of a conversion
 _CLOSE_S = 2.0  # for connections to go once everything is answered
 
@@ -78,8 +75,7 @@ def run_daemon(order: Order) -> int:
     """Serve until told to stop; the exit code. ColibridError when it cannot start or the engine failed for good."""
     settings = order.settings
     configure(settings.logging)
-    if order.api_keys or settings.server.api_key_file is not None or settings.server.host not in _PLAIN_HOSTS:
-        _key_ring(order)
+    check_access(settings, order.environment, order.api_keys)
     with ExitStack() as stack:
         notifier = Notifier.from_environment()
         stack.callback(notifier.close)
@@ -104,7 +100,7 @@ async def _serve(order: Order, resolved: Resolved, library: Library, listening: 
         stack.callback(life.watch_signals(asyncio.get_running_loop()))
         parts = assemble(settings, resolved, library)
         check_shape(parts.pack.manifest, order.num_layers, order.num_experts)
-        _log_warnings(parts, order)
+        _log_warnings(parts)
         stack.push_async_callback(parts.supervisor.stop)
         stack.callback(parts.scheduler.stop)
         notifier.extend_timeout(settings.engine.load_timeout_s)
@@ -172,27 +168,14 @@ async def _open_http(order: Order, parts: Assembly, listening: _Listening, stack
     from colibrid.http.server import start_server  # noqa: PLC0415
     from colibrid.http.state import AppState, load_text  # noqa: PLC0415
 
-    keys = _key_ring(order)
+    keys = read_access(order.settings, order.environment, order.api_keys)
+    log_access(order.settings, order.environment, order.api_keys, keys)
     text = load_text(parts.pack.path, parts.pack.manifest)
     state = AppState(settings=order.settings, scheduler=parts.scheduler, text=text, keys=keys)
     stack.callback(text.tokenizer.close)
     await start_server(state, listening.public, stack)
     if listening.admin is not None:
         await run_application(create_admin(state), listening.admin, stack)
-
-
-def _key_ring(order: Order) -> KeyRing:
-    """The keys that clients must send. ConfigError for bad ones, and if others could connect without any."""
-    from colibrid.http.auth import KeyRing, check_bind  # noqa: PLC0415 (see _open_http)
-
-    path = order.settings.server.api_key_file
-    if order.api_keys and path is not None:
-        raise ConfigError("--api-key and server.api_key_file are both given; put all keys into the file")
-    if any(len(key) < _MIN_KEY_CHARACTERS for key in order.api_keys):
-        raise ConfigError(f"--api-key: a key is shorter than {_MIN_KEY_CHARACTERS} characters; take a longer one")
-    keys = KeyRing(order.api_keys) if path is None else KeyRing.from_file(Path(path))
-    check_bind(order.settings.server.host, keys)
-    return keys
 
 
 def _keep_waiting(notifier: Notifier) -> Progress:
@@ -205,9 +188,7 @@ def _keep_waiting(notifier: Notifier) -> Progress:
     return report
 
 
-def _log_warnings(parts: Assembly, order: Order) -> None:
-    if order.api_keys:
-        structlog.get_logger().warning("api_key_on_command_line", hint="others can see it; use --api-key-file")
+def _log_warnings(parts: Assembly) -> None:
     for warning in parts.pack.warnings:
         structlog.get_logger().warning("pack_warning", message=warning)
 
@@ -217,7 +198,7 @@ def _announce(order: Order, parts: Assembly, url: str, marks: _Marks) -> None:
     memory, timings = parts.supervisor.memory, parts.supervisor.timings
     assert memory is not None, "a ready engine has a bill"
     assert timings is not None, "a ready engine was timed"
-    has_keys = bool(order.api_keys) or order.settings.server.api_key_file is not None
+    has_keys = bool(order.api_keys) or keys_file(order.settings, order.environment) is not None
     phases = {
         "start": marks.at("start"),
         "http": marks.at("http") - marks.at("start"),

@@ -30,6 +30,7 @@ _VERBS = {
     "complete": ("colibrid.cli.complete", "Continue a prompt once, without a server."),
     "convert": ("colibrid.cli.convert", "Make a pack from a Hugging Face checkpoint."),
     "inspect": ("colibrid.cli.inspect", "Show what a model is and what it needs."),
+    "keys": ("colibrid.cli.keys", "Add, list and revoke the keys that clients must send."),
     "bench": ("colibrid.cli.bench", "Measure the speed of this machine."),
 }
 

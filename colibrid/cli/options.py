@@ -25,7 +25,12 @@ _F = TypeVar("_F", bound="Callable[..., Any]")
 _SERVER = {
     "host": ("server.host", ("--host",), "ADDRESS", "Address to bind."),
     "port": ("server.port", ("--port",), "PORT", "Port to bind; 0: any free one."),
-    "api_key_file": ("server.api_key_file", ("--api-key-file",), "FILE", "Keys that clients must send, one a line."),
+    "api_key_file": (
+        "auth.keys_file",
+        ("--api-key-file",),
+        "FILE",
+        "Keys that clients must send: see `colibrid keys add`.",
+    ),
     "served_name": ("model.served_name", ("--served-model-name",), "NAME", "Model id in the API."),
     "slots": ("batch.slots", ("--max-batch-size",), "N", "Requests computed together, at most 64."),
 }

@@ -133,8 +133,8 @@ class _Collector:
             self.unknown(path, text, origin)
             return
         value: object = reader.plain_value(text)
-        if isinstance(value, str) and "," in value and _takes(key, inspect.ListType):
-            value = [reader.plain_value(part.strip()) for part in value.strip("[]").split(",")]
+        if isinstance(value, str) and _is_list(key, value):
+            value = _listed(key, value)
         takes_text = any(isinstance(kind, inspect.StrType | inspect.LiteralType) for kind in key.kinds)
         takes_int = any(isinstance(kind, inspect.IntType) for kind in key.kinds)
         if takes_text and value is not None and not (takes_int and isinstance(value, int)):
@@ -215,6 +215,20 @@ def _checked(key: Key, value: object) -> object:
 
 def _takes(key: Key, kind: type[inspect.Type]) -> bool:
     return any(isinstance(alternative, kind) for alternative in key.kinds)
+
+
+def _is_list(key: Key, text: str) -> bool:
+    """Whether `text`, from the environment or the command line, means a list."""
+    only = all(isinstance(kind, inspect.ListType | inspect.NoneType) for kind in key.kinds)
+    return only or ("," in text and _takes(key, inspect.ListType))
+
+
+def _listed(key: Key, text: str) -> list[reader.Value]:
+    parts = [part.strip() for part in text.removeprefix("[").removesuffix("]").split(",")]
+    names = any(
+        isinstance(kind, inspect.ListType) and isinstance(kind.item_type, inspect.StrType) for kind in key.kinds
+    )
+    return [part if names else reader.plain_value(part) for part in parts]
 
 
 def _describe(key: Key) -> str:

@@ -13,6 +13,7 @@ from msgspec import Meta
 PositiveInt = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86400)]
 Device = Literal["auto", "cpu", "cuda"]
+Names = Annotated[list[Annotated[str, Meta(min_length=1, max_length=255)]], Meta(max_length=64)]
 HugePages = Literal["off", "try", "require"]
 
 
@@ -24,11 +25,29 @@ class ServerSettings(_Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
     admin_socket: str | None = None  # path of a unix socket; none: no admin routes
-    api_key_file: str | None = None  # one key a line; without it only loopback addresses can be bound
+    api_key_file: str | None = None  # the older name of auth.keys_file
+    allowed_hosts: Names | None = None  # none: on loopback addresses their names, elsewhere any
+    allowed_origins: Names | None = None  # web pages that may ask; none: only our own
+    trusted_proxies: Names | None = None  # whose X-Forwarded-For and -Proto count
     max_body_bytes: Annotated[int, Meta(ge=1024, le=1 << 30)] = 8 << 20
     drain_timeout_s: Seconds = 30.0
     sse_ping_s: Annotated[float, Meta(gt=0, le=3600)] = 15.0
     strict: bool = False  # true: fields unknown to the API are 400 instead of a header
+
+
+class KeyLimits(_Section, frozen=True, kw_only=True):
+    """What one key may do; None: no limit, or, of a key in the file, what auth.limits says."""
+
+    requests_per_minute: PositiveInt | None = None
+    requests_at_once: PositiveInt | None = None
+    tokens_per_minute: PositiveInt | None = None  # prompt and output
+    tokens_per_day: PositiveInt | None = None
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None  # the lowest number that a request may say
+
+
+class AuthSettings(_Section, frozen=True, kw_only=True):
+    keys_file: str | None = None  # none: the credential colibrid-keys of the service manager, if there is one
+    limits: KeyLimits = KeyLimits()
 
 
 class LimitsSettings(_Section, frozen=True, kw_only=True):
@@ -122,6 +141,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     """The whole tree; one attribute a YAML section."""
 
     server: ServerSettings = ServerSettings()
+    auth: AuthSettings = AuthSettings()
     limits: LimitsSettings = LimitsSettings()
     model: ModelSettings = ModelSettings()
     engine: EngineSettings = EngineSettings()

@@ -1,69 +1,113 @@
-"""Who may ask: API keys, and the Host and Origin checks that keep web pages away from a loopback server."""
+"""Who may ask: API keys and what each of them opens."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import ipaddress
-import re
+import stat
+import time
 from typing import TYPE_CHECKING, Self
 
+import msgspec
+
 from colibrid.errors import ConfigError
-from colibrid.http.errors import ForbiddenError, InvalidKeyError, shown
+from colibrid.http.credentials import MAX_FILE_BYTES, SCOPES, digest_of, plain_key, read_keys
+from colibrid.http.errors import ForbiddenError, InvalidKeyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-_MIN_KEY_CHARS = 8
-_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:@\[\]/]+))(?::[0-9]{0,5})?")
+    from colibrid.config.settings import KeyLimits
+    from colibrid.http.credentials import Key, Scope
 
 
 class KeyRing:
-    """The accepted keys, kept as SHA-256 digests only. An empty ring accepts everyone."""
+    """Owner of the accepted keys, of which it has digests only. An empty ring accepts everyone."""
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._digests = tuple({hashlib.sha256(key.encode()).digest() for key in keys})
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        self._keys = tuple(keys)
 
     @classmethod
-    def from_file(cls, path: Path) -> Self:
-        """One key a line; blank lines and lines that begin with # are skipped. Raises ConfigError naming the file."""
-        try:
-            lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-        except (OSError, UnicodeDecodeError) as error:
-            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
-            raise ConfigError(f"server.api_key_file {path} cannot be read: {reason}; check the file") from error
-        keys = [line for line in lines if line and not line.startswith("#")]
-        if not keys:
-            raise ConfigError(f"server.api_key_file {path} holds no key; write one a line")
-        if any(len(key) < _MIN_KEY_CHARS for key in keys):
-            raise ConfigError(f"server.api_key_file {path}: a key is shorter than {_MIN_KEY_CHARS} characters")
-        return cls(keys)
+    def of_plain(cls, keys: Iterable[str], source: str) -> Self:
+        """Keys given as themselves, by `source`. ConfigError for a short one."""
+        return cls(plain_key(key, f"{source}-{number}", source) for number, key in enumerate(dict.fromkeys(keys), 1))
 
     def __bool__(self) -> bool:
-        return bool(self._digests)
+        return bool(self._keys)
 
-    def tenant_of(self, key: str) -> str | None:
-        """A name for whoever has `key`, which tells nothing of it; None unless it is one of the keys.
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """All of them, in the file's order."""
+        return self._keys
 
-        Takes the same time whichever it is.
+    def replace(self, other: KeyRing) -> None:
+        """Accept the keys of `other` from now on; requests that run go on."""
+        self._keys = other.keys
+
+    def find(self, key: str) -> Key | None:
+        """What is known of `key`; None unless it is one of the keys. Takes the same time whichever it is."""
+        digest = digest_of(key)
+        found: Key | None = None
+        for known in self._keys:
+            if hmac.compare_digest(digest, known.digest):
+                found = known
+        return found
+
+    def check(self, headers: Mapping[str, str], scope: Scope) -> Key | None:
+        """Whose bearer key `headers` have; None without keys.
+
+        InvalidKeyError unless it is accepted, ForbiddenError if it does not open `scope`; admin needs a key always.
         """
-        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-        found = False
-        for known in self._digests:
-            found |= hmac.compare_digest(digest, known)
-        return digest.hex() if found else None
-
-    def check(self, headers: Mapping[str, str]) -> str:
-        """Whose bearer key `headers` have; empty without keys. Raises InvalidKeyError unless it is accepted."""
-        if not self._digests:
-            return ""
-        scheme, _, key = headers.get("Authorization", "").partition(" ")
-        tenant = self.tenant_of(key.strip()) if scheme.lower() == "bearer" else None
-        if tenant is None:
+        if not self._keys:
+            if scope == "admin":
+                raise ForbiddenError(
+                    "This route needs a key of scope admin, and the server has no keys; use the admin socket.",
+                    code="insufficient_scope",
+                )
+            return None
+        scheme, _, sent = headers.get("Authorization", "").partition(" ")
+        key = self.find(sent.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
             raise InvalidKeyError
-        return tenant
+        if key.expires is not None and time.time() >= key.expires:
+            raise InvalidKeyError("This API key has expired; ask the server's operator for another one.")
+        if scope not in key.scopes:
+            raise ForbiddenError(
+                f"This API key is for {', '.join(one for one in SCOPES if one in key.scopes)}, and the route needs {scope};"
+                " send another key.",
+                code="insufficient_scope",
+            )
+        return key
+
+
+def read_key_file(path: Path, setting: str) -> KeyRing:
+    """The keys of a file, see credentials. ConfigError, which names `setting` and file, tells what is wrong."""
+    source = f"{setting} {path}"
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        text = data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ConfigError(f"{source} cannot be read: {reason}; check the file") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{source} is larger than {MAX_FILE_BYTES} bytes; this is not a file of keys")
+    keys = read_keys(text, source)
+    if not keys:
+        raise ConfigError(f"{source} holds no key; have `colibrid keys add` write one")
+    return KeyRing(keys)
+
+
+def readable_by_others(path: Path) -> bool:
+    """True iff every user of this machine may read the file."""
+    return bool(path.stat().st_mode & stat.S_IROTH)
+
+
+def limits_of(key: Key, general: KeyLimits) -> KeyLimits:
+    """The key's own limits, completed by those of all keys."""
+    own = {name: value for name, value in msgspec.structs.asdict(key.limits).items() if value is not None}
+    return msgspec.structs.replace(general, **own)
 
 
 def is_loopback(host: str) -> bool:
@@ -80,34 +124,6 @@ def check_bind(host: str, keys: KeyRing) -> None:
     """Raises ConfigError when others could reach the server without a key."""
     if not keys and not is_loopback(host):
         raise ConfigError(
-            f"server.host {host} can be reached from other machines, and no API key is set;"
-            " set server.api_key_file (--api-key-file), or bind 127.0.0.1"
+            f"{host} can be reached from other machines, and no API key is set;"
+            " set auth.keys_file (--api-key-file; `colibrid keys add` makes one), or bind 127.0.0.1"
         )
-
-
-class HostPolicy:
-    """Which Host and Origin headers are ours."""
-
-    def __init__(self, bind_host: str) -> None:
-        self._allowed = _LOCAL_NAMES | {bind_host.lower()} if is_loopback(bind_host) else None
-
-    def check(self, headers: Mapping[str, str]) -> None:
-        """Raises ForbiddenError for a Host that only DNS rebinding sends, or for a page of another origin."""
-        host = headers.get("Host")
-        if self._allowed is not None and host is not None and _hostname(host) not in self._allowed:
-            raise ForbiddenError(
-                f"The Host header {shown(host)} is not a name of this server; use localhost or 127.0.0.1.",
-                code="host_not_allowed",
-            )
-        origin = headers.get("Origin")
-        if origin is not None and origin.partition("://")[2].lower() != (host or "").lower():
-            raise ForbiddenError(
-                "Requests from web pages of other origins are refused; call the server from a program.",
-                code="origin_not_allowed",
-            )
-
-
-def _hostname(host: str) -> str | None:
-    """The name in `name:port`, `[v6]:port` or either without port, in lower case; none in anything else."""
-    found = _HOST.fullmatch(host)
-    return None if found is None else (found["v6"] or found["name"]).lower()

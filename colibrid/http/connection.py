@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -11,6 +11,7 @@ from colibrid.http.errors import error_response
 
 if TYPE_CHECKING:
     from aiohttp.web_request import BaseRequest
+    from aiohttp.web_server import Server
 
 _BROKEN = 500
 
@@ -18,7 +19,12 @@ _BROKEN = 500
 class Connection(web.RequestHandler):
     """Answers what never reaches the application."""
 
-    __slots__ = ()
+    __slots__ = ("bound",)
+
+    def __init__(self, manager: Server, bound: str, **options: Any) -> None:
+        """`bound`: the address that the socket was bound to, which it has been accepted from."""
+        super().__init__(manager, **options)
+        self.bound = bound
 
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

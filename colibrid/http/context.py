@@ -6,9 +6,12 @@ import re
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+
+if TYPE_CHECKING:
+    from colibrid.http.credentials import Key
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 
@@ -19,10 +22,16 @@ class RequestContext:
 
     id: str
     started: float = field(default_factory=time.perf_counter)
-    tenant: str = ""  # whose API key it came with; empty where there are no keys
+    key: Key | None = None  # that it came with; None where there are no keys
+    page: str | None = None  # origin of another's web page that may read the answer
     ignored: list[str] = field(default_factory=list)  # fields unknown to the API
     server_timing: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)  # of the log line
+
+    @property
+    def tenant(self) -> str:
+        """Who may share computed prompts; empty where there are no keys."""
+        return "" if self.key is None else self.key.tenant
 
     @property
     def elapsed_ms(self) -> float:

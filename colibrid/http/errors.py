@@ -23,14 +23,14 @@ class InvalidKeyError(RequestError):
 
     status = 401
 
-    def __init__(self) -> None:
-        super().__init__(
-            "Missing or incorrect API key; send the header 'Authorization: Bearer <key>'.", code="invalid_api_key"
-        )
+    def __init__(
+        self, message: str = "Missing or incorrect API key; send the header 'Authorization: Bearer <key>'."
+    ) -> None:
+        super().__init__(message, code="invalid_api_key")
 
 
 class ForbiddenError(RequestError):
-    """Host or Origin is not one of ours: 403."""
+    """Host or Origin is not one of ours, or the key does not open this: 403."""
 
     status = 403
 

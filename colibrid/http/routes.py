@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     import msgspec
     from aiohttp.typedefs import Handler
 
+    from colibrid.http.credentials import Scope
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
@@ -59,7 +61,12 @@ class Route:
     body: type[msgspec.Struct] | None = None
     refused: Mapping[str, Refused] = field(default_factory=dict)  # fields that are 400 by name
     streams: bool = False  # answers with events where the body says `stream`
-    needs_key: bool = True  # where keys are set
+    scope: Scope | None = "inference"  # that a key must have where keys are set; None: no key is asked for
+
+    @property
+    def needs_key(self) -> bool:
+        """Where keys are set."""
+        return self.scope is not None
 
     @property
     def pattern(self) -> str:
@@ -140,7 +147,7 @@ ROUTES = (
         handler=livez,
         answer=Live,
         summary="200 while the event loop turns",
-        needs_key=False,
+        scope=None,
     ),
     Route(
         method="GET",
@@ -148,7 +155,7 @@ ROUTES = (
         handler=readyz,
         answer=Ready,
         summary="200 while requests are served, else 503, with what the engine does",
-        needs_key=False,
+        scope=None,
     ),
-    Route(method="GET", path="/health", handler=readyz, answer=Ready, summary="The same as /readyz", needs_key=False),
+    Route(method="GET", path="/health", handler=readyz, answer=Ready, summary="The same as /readyz", scope=None),
 )

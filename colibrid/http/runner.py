@@ -10,6 +10,7 @@ from aiohttp import web
 
 from colibrid.http.connection import Connection
 from colibrid.http.limits import WRITE_TIMEOUT_S
+from colibrid.http.origin import UNIX
 from colibrid.http.protocol_log import ProtocolLogger
 
 if TYPE_CHECKING:
@@ -40,8 +41,10 @@ async def run_application(app: web.Application, listening: socket.socket, stack:
         "lingering_time": _LINGER_S,
     }
 
+    bound = UNIX if listening.family == socket.AF_UNIX else str(listening.getsockname()[0])
+
     def connect() -> Connection:
-        return Connection(server, loop=loop, **options)
+        return Connection(server, bound, loop=loop, **options)
 
     listener: asyncio.Server
     if listening.family == socket.AF_UNIX:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from colibrid.http.auth import HostPolicy, KeyRing
+from colibrid.http.connection import Connection
 from colibrid.http.context import context_of, open_context
 from colibrid.http.contract import as_contract, log_request
 from colibrid.http.errors import NotFoundError, error_response, shown
 from colibrid.http.manual import add_manual
+from colibrid.http.origin import UNIX, Origins, cors_headers
 from colibrid.http.routes import ROUTES
 from colibrid.http.runner import run_application
 from colibrid.http.sending import ReaderLeftError
@@ -23,7 +24,13 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler, Middleware
 
-_OPEN_PATHS = frozenset({route.path for route in ROUTES if not route.needs_key} | {"/docs"})  # answered without a key
+    from colibrid.http.auth import KeyRing
+    from colibrid.http.context import RequestContext
+    from colibrid.http.credentials import Scope
+
+_SCOPES = {route.path: route.scope for route in ROUTES if "{" not in route.path} | {
+    "/docs": None
+}  # None: without a key
 _QUIET_PATHS = frozenset({"/livez", "/readyz", "/health"})  # asked every second by somebody: logged when debugging
 _CHAT = "use POST /v1/chat/completions"
 _EMBEDDINGS = "use POST /v1/embeddings"
@@ -51,11 +58,17 @@ _ELSEWHERE = {  # routes of other servers, and what to use instead
     "/v1/detokenize": "use POST /detokenize",
 }
 _CLIENT_LEFT = 499
+_PREFLIGHT = {  # what a page may send that server.allowed_origins lists
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "authorization, content-type, x-request-id",
+    "Access-Control-Max-Age": "600",
+}
 
 
 def create_app(state: AppState) -> web.Application:
     """The application that serves `state`."""
-    app = web.Application(middlewares=[_pass_through(state.keys, HostPolicy(state.settings.server.host))])
+    origins = Origins(state.settings.server, has_keys=bool(state.keys))
+    app = web.Application(middlewares=[_pass_through(state.keys, origins)])
     app[STATE] = state
     app.on_response_prepare.append(_add_headers)
     for route in ROUTES:
@@ -74,28 +87,54 @@ async def start_server(state: AppState, listening: socket.socket, stack: AsyncEx
     await run_application(create_app(state), listening, stack)
 
 
-def _pass_through(keys: KeyRing, hosts: HostPolicy) -> Middleware:
+def _pass_through(keys: KeyRing, origins: Origins) -> Middleware:
     """What every request passes through: identity, access, the error contract, one log line."""
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         context = open_context(request)
+        quiet = request.path in _QUIET_PATHS
         try:
-            hosts.check(request.headers)
-            if request.path not in _OPEN_PATHS:
-                context.tenant = keys.check(request.headers)
-            response = await handler(request)
+            _check_origin(request, context, origins)
+            if context.page is not None and request.method == "OPTIONS":
+                response: web.StreamResponse = web.Response(status=204, headers=_PREFLIGHT)
+            else:
+                _check_key(request, context, keys)
+                response = await handler(request)
         except asyncio.CancelledError:
-            log_request(request, context, _CLIENT_LEFT, quiet=request.path in _QUIET_PATHS)
+            log_request(request, context, _CLIENT_LEFT, quiet=quiet)
             raise
         except ReaderLeftError:
             response = web.Response(status=_CLIENT_LEFT)  # for the log: there is nobody to send it to
         except Exception as error:  # noqa: BLE001 - every error has a place in the contract
             response = error_response(as_contract(error, request, context, _no_route))
-        log_request(request, context, response.status, quiet=request.path in _QUIET_PATHS)
+        log_request(request, context, response.status, quiet=quiet)
         return response
 
     return middleware
+
+
+def _check_origin(request: web.Request, context: RequestContext, origins: Origins) -> None:
+    """Raises ForbiddenError for a request that a foreign page sends, or that DNS rebinding has led here."""
+    connection = request.protocol
+    assert isinstance(connection, Connection), "the runner makes them"
+    peer = origins.peer(connection.peername, request.headers, secure=connection.ssl_context is not None)
+    if peer.address != UNIX:
+        context.facts["client"] = peer.address
+    origins.check_host(request.headers, connection.bound)
+    context.page = origins.check_page(request.headers, peer)
+
+
+def _check_key(request: web.Request, context: RequestContext, keys: KeyRing) -> None:
+    scope = _scope_of(request.path)
+    context.key = None if scope is None else keys.check(request.headers, scope)
+    if context.key is not None:
+        context.facts["key"] = context.key.id
+
+
+def _scope_of(path: str) -> Scope | None:
+    """What a key must open for this path, whatever the method; unknown paths need a key, too. None: no key."""
+    return "admin" if f"{path}/".startswith("/admin/") else _SCOPES.get(path, "inference")
 
 
 def _no_route(request: web.Request) -> NotFoundError:
@@ -111,6 +150,8 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     response.headers["Server"] = "colibrid"
     if context is None:
         return
+    for name, value in cors_headers(context.page):
+        response.headers[name] = value
     response.headers["x-request-id"] = context.id
     response.headers["openai-processing-ms"] = str(round(context.elapsed_ms))
     if context.server_timing is not None:

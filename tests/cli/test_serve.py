@@ -318,7 +318,7 @@ def test_occupied_port_is_one_line(daemon: DaemonProcess, model: str) -> None:
      (["--max-seq-len", "4096"], "model.max_seq_len is 4096"),
      (["--expert-capacity", "3"], "experts.per_token is 3"),
      (["--api-key", "short"], "shorter than 8"),
-     (["--api-key-file", "/no/such/file"], "server.api_key_file /no/such/file cannot be read")],
+     (["--api-key-file", "/no/such/file"], "auth.keys_file /no/such/file cannot be read")],
 )  # fmt: skip
 def test_settings_that_cannot_work_exit_with_78(model: str, arguments: list[str], text: str) -> None:
     """What a restart cannot cure is told in one line with exit code 78."""

@@ -285,13 +285,17 @@ async def make_server(model_text: ModelText) -> AsyncIterator[Callable[..., Any]
             reply: str | Sequence[int] = "The capital of Norway is Oslo.",
             *,
             keys: Sequence[str] = (),
+            ring: KeyRing | None = None,
             text: ModelText = model_text,
             **sections: dict[str, Any],
         ) -> Server:
             ids = [*text.tokenizer.encode(reply, add_special_tokens=False), END] if isinstance(reply, str) else reply
             service = FakeService(ids)
             state = AppState(
-                settings=msgspec.convert(sections, Settings), scheduler=service, text=text, keys=KeyRing(keys)
+                settings=msgspec.convert(sections, Settings),
+                scheduler=service,
+                text=text,
+                keys=KeyRing.of_plain(keys, "test") if ring is None else ring,
             )
             listening = socket.create_server(("127.0.0.1", 0))
             stack.callback(listening.close)
