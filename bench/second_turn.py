@@ -29,7 +29,7 @@ from colibrid.engine.library import Library
 from colibrid.model.pack import open_pack
 
 if TYPE_CHECKING:
-    from colibrid.batch.scheduler import Scheduler
+    from colibrid.batch.interfaces import GenerationService
 
 ANSWER = 64  # tokens of the first turn
 
@@ -43,7 +43,9 @@ def settings_of(args: argparse.Namespace) -> Settings:
     )
 
 
-async def ask(scheduler: Scheduler, prompt: list[int], tenant: str, max_tokens: int) -> tuple[float, list[int], int]:
+async def ask(
+    scheduler: GenerationService, prompt: list[int], tenant: str, max_tokens: int
+) -> tuple[float, list[int], int]:
     """Milliseconds to the first token, the tokens, and how many of the prompt were held."""
     request = GenerateRequest(
         request_id="second-turn",
@@ -62,7 +64,7 @@ async def ask(scheduler: Scheduler, prompt: list[int], tenant: str, max_tokens: 
     return first * 1000, tokens, generation.result.cached_tokens
 
 
-async def measure(scheduler: Scheduler, vocab: int, args: argparse.Namespace) -> None:
+async def measure(scheduler: GenerationService, vocab: int, args: argparse.Namespace) -> None:
     dice = random.Random(1)  # noqa: S311 (repeatable prompts, not secrets)
     times: dict[str, list[float]] = {"first turn": [], "held": [], "not held": []}
     for number in range(args.repeat + 1):  # the first one warms up
@@ -96,15 +98,15 @@ async def main(args: argparse.Namespace) -> None:
             model = str(write_shape(args.shape, Path(stack.enter_context(TemporaryDirectory()))))
         resolved = resolve_model(model, settings, environment, library)
         pack = open_pack(resolved.path, check_files=not args.shape)
-        supervisor, scheduler = make_service(library, settings, str(pack.path), pack.manifest)
-        supervisor.start()
+        fleet, pool = make_service(library, settings, str(pack.path), pack.manifest)
+        fleet.start()
         try:
-            await supervisor.wait_ready()
-            print(f"{pack.manifest.name} on {scheduler.info.device}, {args.repeat} turns")
-            await measure(scheduler, pack.manifest.hyperparameters.vocab_size, args)
+            await fleet.wait_ready()
+            print(f"{pack.manifest.name} on {pool.info.device}, {args.repeat} turns")
+            await measure(pool, pack.manifest.hyperparameters.vocab_size, args)
         finally:
-            scheduler.stop()
-            await supervisor.stop()
+            pool.stop()
+            await fleet.stop()
 
 
 if __name__ == "__main__":

@@ -17,19 +17,19 @@ from colibrid.http.state import AppState, load_text
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from colibrid.batch.scheduler import Scheduler
+    from colibrid.batch.pool import EnginePool
+    from colibrid.engine.fleet import Fleet
     from colibrid.engine.library import Library
-    from colibrid.engine.supervisor import Supervisor
     from colibrid.model.pack import Pack
 
 
 class Live:
     """The application in this process, its engine in another."""
 
-    def __init__(self, url: str, supervisor: Supervisor, scheduler: Scheduler, session: aiohttp.ClientSession) -> None:
+    def __init__(self, url: str, fleet: Fleet, pool: EnginePool, session: aiohttp.ClientSession) -> None:
         self.url = url
-        self.supervisor = supervisor
-        self.scheduler = scheduler
+        self.fleet = fleet
+        self.scheduler = pool
         self.session = session
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
@@ -43,14 +43,14 @@ class Live:
 async def serving(library: Library, pack: Pack, **sections: Any) -> AsyncIterator[Live]:
     settings = msgspec.convert(sections, Settings)
     async with AsyncExitStack() as stack:
-        supervisor, scheduler = make_service(library, settings, str(pack.path), pack.manifest)
-        stack.push_async_callback(supervisor.stop)
-        stack.callback(scheduler.stop)
-        supervisor.start()
-        await supervisor.wait_ready()
+        fleet, pool = make_service(library, settings, str(pack.path), pack.manifest)
+        stack.push_async_callback(fleet.stop)
+        stack.callback(pool.stop)
+        fleet.start()
+        await fleet.wait_ready()
         listening = socket.create_server(("127.0.0.1", 0))
         stack.callback(listening.close)
         text = load_text(pack.path, pack.manifest)
-        await start_server(AppState(settings=settings, scheduler=scheduler, text=text), listening, stack)
+        await start_server(AppState(settings=settings, scheduler=pool, text=text), listening, stack)
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Live(f"http://127.0.0.1:{listening.getsockname()[1]}", supervisor, scheduler, session)
+        yield Live(f"http://127.0.0.1:{listening.getsockname()[1]}", fleet, pool, session)

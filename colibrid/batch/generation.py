@@ -92,6 +92,10 @@ class LiveGeneration:
         """Records that have arrived."""
         return len(self.tokens)
 
+    def move(self, owner: GenerationOwner) -> None:
+        """It waits at another scheduler from now on."""
+        self._owner = owner
+
     def add(self, record: TokenRecord) -> None:
         """A record has arrived; the consumer sees it after wake()."""
         self._arrived.append(record)

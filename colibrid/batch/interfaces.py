@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
-from colibrid.engine.state import MemoryPlan, Readiness
+from colibrid.engine.state import EngineStatus, MemoryPlan, Readiness
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -118,7 +118,14 @@ class GenerationService(Protocol):
     def info(self) -> EngineInfo: ...
 
     @property
-    def readiness(self) -> Readiness: ...
+    def readiness(self) -> Readiness:
+        """Of all engines together: ready if one of them is."""
+        ...
+
+    @property
+    def engines(self) -> tuple[EngineStatus, ...]:
+        """Each engine by itself."""
+        ...
 
     @property
     def draining(self) -> bool:

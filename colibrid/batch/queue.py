@@ -23,7 +23,7 @@ class Group:
 
     request: GenerateRequest
     members: list[LiveGeneration]
-    order: tuple[int, int]  # priority, then arrival
+    order: tuple[int, float, int]  # priority, then time and number of its arrival
     prompt: bytes  # its ids as int32
     scope: Hashable | None  # who may share its prompt, see holdings.py
 
@@ -50,8 +50,9 @@ class Queue:
         """All choices of a request that has just arrived."""
         request = members[0].request
         self._arrivals += 1
+        order = (request.priority, members[0].clock.submitted, self._arrivals)
         prompt = array("i", request.prompt_ids).tobytes()
-        self.put_back(Group(request, members, (request.priority, self._arrivals), prompt, scope))
+        self.put_back(Group(request, members, order, prompt, scope))
 
     def put_back(self, group: Group) -> None:
         """A group goes to its place in the order."""

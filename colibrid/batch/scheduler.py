@@ -24,9 +24,10 @@ from colibrid.batch.request import ExpertPolicy, GenerateRequest
 from colibrid.errors import EngineFaultError, OverloadedError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from colibrid.batch.interfaces import EngineInfo
+    from colibrid.batch.queue import Group
     from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings, TaskExpertsSettings
     from colibrid.engine.state import Readiness
     from colibrid.engine.supervisor import EngineListener, EngineSession
@@ -99,6 +100,7 @@ class Scheduler:
         self._idle.set()
         self._pump_handle: asyncio.Handle | None = None
         self._window: asyncio.TimerHandle | None = None
+        self._changed: Callable[[], None] = lambda: None
         self._tally = Tally()
         self._fan_out = FanOut(self._placer, self._tally, info)
         engine.attach(self)
@@ -139,6 +141,11 @@ class Scheduler:
             refused=tally.refused,
             pushes=tally.pushes,
         )
+
+    @property
+    def placer(self) -> Placer:
+        """For those who choose between engines; only to look at, but for its queue."""
+        return self._placer
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -231,6 +238,10 @@ class Scheduler:
         self._idle.clear()
         self._after_submit()
         return tuple(generations)
+
+    def scope(self, request: GenerateRequest) -> Hashable | None:
+        """Whose prompts may share computed beginnings with this one, which was not submitted yet."""
+        return self._scope(self._with_defaults(request))
 
     def _scope(self, request: GenerateRequest) -> Hashable | None:
         """Whose prompts may share computed beginnings with this one; None: nobody's.
@@ -362,6 +373,26 @@ class Scheduler:
         self._update_idle()
         if self._placer.due:
             self._schedule_pump()
+        self._changed()
+
+    # ------------------------------------------------------- between engines
+
+    def when_changed(self, call: Callable[[], None]) -> None:
+        """After events of the engine, which may have freed slots."""
+        self._changed = call
+
+    def release(self, group: Group) -> None:
+        """A waiting group goes to another scheduler."""
+        self._placer.queue.take(group)
+        self._update_idle()
+
+    def adopt(self, group: Group) -> None:
+        """A group of another scheduler waits here from now on."""
+        for member in group.members:
+            member.move(self)
+        self._placer.queue.put_back(group)
+        self._idle.clear()
+        self._schedule_pump()
 
     # ------------------------------------------------------------------- end
 

@@ -1,14 +1,14 @@
-"""Puts supervisor and scheduler together for one pack.
+"""Puts engines, supervisors and schedulers together for one pack.
 
 Use, on the event loop::
 
-    supervisor, scheduler = make_service(library, settings, str(pack.path), pack.manifest)
-    supervisor.start()
-    await supervisor.wait_ready()  # raises ConfigError, ModelError or EngineError
-    ...  # scheduler is the HTTP side's GenerationService
-    await scheduler.drain(timeout_s)
-    scheduler.stop()
-    await supervisor.stop()
+    fleet, pool = make_service(library, settings, str(pack.path), pack.manifest)
+    fleet.start()
+    await fleet.wait_ready()  # raises ConfigError, ModelError or EngineError
+    ...  # pool is the HTTP side's GenerationService
+    await pool.drain(timeout_s)
+    pool.stop()
+    await fleet.stop()
 """
 
 from __future__ import annotations
@@ -20,34 +20,42 @@ import msgspec
 
 import colibrid
 from colibrid.batch.interfaces import EngineInfo
+from colibrid.batch.pool import EnginePool
 from colibrid.batch.request import ExpertPolicy
 from colibrid.batch.scheduler import Scheduler, with_defaults
-from colibrid.engine.spec import device_name, make_spec, most_experts
+from colibrid.engine.fleet import Fleet
+from colibrid.engine.replicas import make_specs
+from colibrid.engine.spec import device_name, most_experts
 from colibrid.engine.supervisor import Supervisor
 from colibrid.engine.tables import experts_per_token
 
 if TYPE_CHECKING:
+    from colibrid.batch.scheduler import Engine
     from colibrid.config.settings import ExpertsSettings, Settings
     from colibrid.engine.library import Library
     from colibrid.engine.spec import EngineSpec
     from colibrid.model.manifest import Manifest
 
 
-def make_service(
-    library: Library, settings: Settings, pack_dir: str, manifest: Manifest
-) -> tuple[Supervisor, Scheduler]:
-    """Neither is started. ConfigError if a setting does not fit the model."""
-    spec = make_spec(settings, pack_dir, manifest)
-    supervisor = Supervisor(library, spec, manifest, settings.engine)
-    scheduler = Scheduler(
-        supervisor,
-        make_info(spec, manifest, settings.model.served_name or manifest.name, settings.experts),
-        [most_experts(layer, spec.experts_most) for layer in manifest.layers],
-        batch=settings.batch,
-        limits=settings.limits,
-        experts=settings.experts,
-    )
-    return supervisor, scheduler
+def make_service(library: Library, settings: Settings, pack_dir: str, manifest: Manifest) -> tuple[Fleet, EnginePool]:
+    """Neither is started. ConfigError if a setting does not fit the model or the host."""
+    specs = make_specs(settings, pack_dir, manifest)
+    fleet = Fleet([Supervisor(library, spec, manifest, settings.engine) for spec in specs])
+    waiting = -(-settings.limits.queue // len(specs))
+    limits = msgspec.structs.replace(settings.limits, queue=waiting)
+
+    def scheduler_of(engine: Engine, index: int) -> Scheduler:
+        spec = specs[index]
+        return Scheduler(
+            engine,
+            make_info(spec, manifest, settings.model.served_name or manifest.name, settings.experts),
+            [most_experts(layer, spec.experts_most) for layer in manifest.layers],
+            batch=settings.batch,
+            limits=limits,
+            experts=settings.experts,
+        )
+
+    return fleet, EnginePool(fleet.supervisors, scheduler_of)
 
 
 def make_info(spec: EngineSpec, manifest: Manifest, model_id: str, experts: ExpertsSettings) -> EngineInfo:

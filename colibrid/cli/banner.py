@@ -25,8 +25,10 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 
 
-def banner(info: EngineInfo, precision: str, memory: MemoryPlan, url: str, *, needs_key: bool) -> list[str]:
-    """The lines about one served model."""
+def banner(
+    info: EngineInfo, precision: str, memory: MemoryPlan, url: str, *, needs_key: bool, engines: int = 1
+) -> list[str]:
+    """The lines about one served model; `memory` is the bill of one engine."""
     experts = f", {info.experts_per_token} experts a token" if info.experts_per_token else ""
     curl = ["curl", "-s", f"{url}/v1/chat/completions", "-H", "content-type: application/json"]
     total, *parts = memory_lines(memory)
@@ -35,6 +37,7 @@ def banner(info: EngineInfo, precision: str, memory: MemoryPlan, url: str, *, ne
         f"colibrid {__version__}",
         f"  model    {info.model_id} ({info.family}, {precision}{experts})",
         f"  device   {info.device}",
+        *([] if engines == 1 else [f"  engines  {engines}, each with a device, slots and memory as shown here"]),
         f"  slots    {info.slots}",
         f"  context  {info.max_seq_len} tokens",
         f"  memory   {total}",

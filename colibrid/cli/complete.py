@@ -24,8 +24,7 @@ from colibrid.errors import ConfigError, RequestError
 from colibrid.ops.logging import configure
 
 if TYPE_CHECKING:
-    from colibrid.batch.interfaces import EngineInfo
-    from colibrid.batch.scheduler import Scheduler
+    from colibrid.batch.interfaces import EngineInfo, GenerationService
     from colibrid.config.settings import Settings
     from colibrid.model.cache import Resolved
     from colibrid.text.model_text import ModelText
@@ -79,17 +78,17 @@ def complete(
 async def _complete(settings: Settings, resolved: Resolved, library: Library, question: _Question) -> None:
     async with AsyncExitStack() as stack:
         parts = assemble(settings, resolved, library)
-        stack.callback(parts.scheduler.stop)
-        stack.push_async_callback(parts.supervisor.stop)
-        parts.supervisor.start()
+        stack.callback(parts.pool.stop)
+        stack.push_async_callback(parts.fleet.stop)
+        parts.fleet.start()
         # Imported here: meanwhile the engine process loads.
         from colibrid.http.state import load_text  # noqa: PLC0415
 
         text = load_text(parts.pack.path, parts.pack.manifest)
         stack.callback(text.tokenizer.close)
-        request = _request(question, text, parts.scheduler.info, settings.limits.max_tokens_default)
-        await parts.supervisor.wait_ready()
-        await _print_text(parts.scheduler, request, text)
+        request = _request(question, text, parts.pool.info, settings.limits.max_tokens_default)
+        await parts.fleet.wait_ready()
+        await _print_text(parts.pool, request, text)
 
 
 def _request(question: _Question, text: ModelText, info: EngineInfo, default_tokens: int) -> GenerateRequest:
@@ -132,7 +131,7 @@ def _prompt_ids(question: _Question, text: ModelText) -> list[int]:
     return ids
 
 
-async def _print_text(scheduler: Scheduler, request: GenerateRequest, text: ModelText) -> None:
+async def _print_text(scheduler: GenerationService, request: GenerateRequest, text: ModelText) -> None:
     from colibrid.text.output import OutputOptions, OutputText  # noqa: PLC0415 (as above)
 
     output = OutputText(text.tokenizer, OutputOptions(stop_token_ids=frozenset(request.stop_token_ids)))

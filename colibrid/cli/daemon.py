@@ -101,16 +101,16 @@ async def _serve(order: Order, resolved: Resolved, library: Library, listening: 
         parts = assemble(settings, resolved, library)
         check_shape(parts.pack.manifest, order.num_layers, order.num_experts)
         _log_warnings(parts)
-        stack.push_async_callback(parts.supervisor.stop)
-        stack.callback(parts.scheduler.stop)
+        stack.push_async_callback(parts.fleet.stop)
+        stack.callback(parts.pool.stop)
         notifier.extend_timeout(settings.engine.load_timeout_s)
-        parts.supervisor.start()
+        parts.fleet.start()
         marks.set("start")
-        beating = asyncio.create_task(heartbeat(notifier, parts.supervisor, settings.engine))
+        beating = asyncio.create_task(heartbeat(notifier, parts.fleet, settings.engine))
         stack.callback(beating.cancel)
         await _open_http(order, parts, listening, stack)
         calm_collector()
-        collecting = asyncio.create_task(collect_when_idle(lambda: parts.scheduler.idle))
+        collecting = asyncio.create_task(collect_when_idle(lambda: parts.pool.idle))
         stack.callback(collecting.cancel)
         marks.set("http")
         return await _live(order, parts, life, notifier, base_url(*listening.public.getsockname()[:2]), marks)
@@ -118,8 +118,8 @@ async def _serve(order: Order, resolved: Resolved, library: Library, listening: 
 
 async def _live(order: Order, parts: Assembly, life: Lifecycle, notifier: Notifier, url: str, marks: _Marks) -> int:
     """From listening to drained."""
-    ready = asyncio.create_task(parts.supervisor.wait_ready())
-    ended = asyncio.create_task(parts.supervisor.wait_ended())
+    ready = asyncio.create_task(parts.fleet.wait_ready())
+    ended = asyncio.create_task(parts.fleet.wait_ended())
     drain = asyncio.create_task(life.drain.wait())
     tasks = (ready, ended, drain)
     try:
@@ -127,10 +127,10 @@ async def _live(order: Order, parts: Assembly, life: Lifecycle, notifier: Notifi
         if ready.done() and ready.exception() is None:
             life.serving()
             _announce(order, parts, url, marks)
-            notifier.ready(f"serving {parts.scheduler.info.model_id} on {url}")
+            notifier.ready(f"serving {parts.pool.info.model_id} on {url}")
             await asyncio.wait((ended, drain), return_when=asyncio.FIRST_COMPLETED)
         if not drain.done():
-            failure = ended.result()
+            failure = await ended
             assert failure is not None, "nobody has stopped the supervisor"
             notifier.stopping("the engine failed")
             raise failure
@@ -141,22 +141,22 @@ async def _live(order: Order, parts: Assembly, life: Lifecycle, notifier: Notifi
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    if parts.supervisor.failure is not None:
-        raise parts.supervisor.failure
+    if parts.fleet.failure is not None:
+        raise parts.fleet.failure
     life.stopped()
     return 0
 
 
 async def _drain(parts: Assembly, life: Lifecycle, timeout_s: float) -> None:
     """Let running requests end, until the time is up or somebody insists."""
-    draining = asyncio.create_task(parts.scheduler.drain(timeout_s))
+    draining = asyncio.create_task(parts.pool.drain(timeout_s))
     now = asyncio.create_task(life.now.wait())
     await asyncio.wait((draining, now), return_when=asyncio.FIRST_COMPLETED)
     complete = draining.done() and draining.result()
     draining.cancel()
     now.cancel()
     await asyncio.gather(draining, now, return_exceptions=True)
-    parts.scheduler.stop()
+    parts.pool.stop()
     structlog.get_logger().info("drained", complete=complete)
 
 
@@ -171,7 +171,7 @@ async def _open_http(order: Order, parts: Assembly, listening: _Listening, stack
     keys = read_access(order.settings, order.environment, order.api_keys)
     log_access(order.settings, order.environment, order.api_keys, keys)
     text = load_text(parts.pack.path, parts.pack.manifest)
-    state = AppState(settings=order.settings, scheduler=parts.scheduler, text=text, keys=keys)
+    state = AppState(settings=order.settings, scheduler=parts.pool, text=text, keys=keys)
     stack.callback(text.tokenizer.close)
     await start_server(state, listening.public, stack)
     if listening.admin is not None:
@@ -195,8 +195,8 @@ def _log_warnings(parts: Assembly) -> None:
 
 def _announce(order: Order, parts: Assembly, url: str, marks: _Marks) -> None:
     marks.set("ready")
-    memory, timings = parts.supervisor.memory, parts.supervisor.timings
-    assert memory is not None, "a ready engine has a bill"
+    memory, timings = parts.fleet.memory, parts.fleet.timings
+    assert memory, "a ready engine has a bill"
     assert timings is not None, "a ready engine was timed"
     has_keys = bool(order.api_keys) or keys_file(order.settings, order.environment) is not None
     phases = {
@@ -207,10 +207,11 @@ def _announce(order: Order, parts: Assembly, url: str, marks: _Marks) -> None:
         "weights": timings.open_ms,
     }
     total = marks.at("ready")
-    lines = banner(parts.scheduler.info, parts.pack.manifest.precision, memory, url, needs_key=has_keys)
+    engines, precision = len(parts.fleet.supervisors), parts.pack.manifest.precision
+    lines = banner(parts.pool.info, precision, memory[0], url, needs_key=has_keys, engines=engines)
     print_lines([*lines, ready_line(total, phases)])
     structlog.get_logger().info(
-        "serving", url=url, model=parts.scheduler.info.model_id, pid=os.getpid(), ready_ms=round(total)
+        "serving", url=url, model=parts.pool.info.model_id, pid=os.getpid(), ready_ms=round(total)
     )
 
 

@@ -10,6 +10,7 @@ import structlog
 from colibrid.cli.models import cache_options
 from colibrid.engine.configure import plan_memory
 from colibrid.engine.cubins import DeviceError
+from colibrid.engine.replicas import device_indexes
 from colibrid.engine.spec import make_spec
 from colibrid.errors import ColibridError, ConfigError
 from colibrid.model.cache import locate
@@ -42,7 +43,7 @@ def settle_device(settings: Settings, model: str | None, environment: Environmen
     from colibrid.engine.gpu import find_gpu  # noqa: PLC0415
 
     try:
-        found = find_gpu()
+        found, *_ = [find_gpu(index) for index in device_indexes(settings.engine)]
     except DeviceError as error:
         if wanted == "cuda":
             raise ConfigError(f"engine.device is cuda, but {error}") from error

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from colibrid.config.settings import EngineSettings
+    from colibrid.engine.fleet import Fleet
     from colibrid.engine.state import Readiness
-    from colibrid.engine.supervisor import Supervisor
     from colibrid.ops.systemd import Notifier
 
 _MAX_INTERVAL_S = 1.0
 _CURE_S = 5.0  # killing a stalled engine and starting another
 
 
-async def heartbeat(notifier: Notifier, supervisor: Supervisor, settings: EngineSettings) -> None:
+async def heartbeat(notifier: Notifier, fleet: Fleet, settings: EngineSettings) -> None:
     """Runs until cancelled. A blocked loop cannot get here, so the manager's watchdog then fires."""
     if not notifier.active:
         return
     interval = min(_MAX_INTERVAL_S, (notifier.watchdog_s or _MAX_INTERVAL_S) / 3)
     while True:
-        readiness = supervisor.readiness
+        readiness = fleet.readiness
         if engine_is_well(readiness, settings.stall_timeout_s + _CURE_S):
             notifier.watchdog()
         if readiness.phase in ("starting", "loading", "restarting"):

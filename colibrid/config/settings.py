@@ -72,6 +72,10 @@ class ModelSettings(_Section, frozen=True, kw_only=True):
 class EngineSettings(_Section, frozen=True, kw_only=True):
     device: Device = "auto"
     threads: Literal["auto"] | Annotated[int, Meta(ge=1, le=256)] = "auto"  # auto: one a core, within the quota
+    # Several engines of the same model, each with slots and KV memory of its own.
+    replicas: Literal["auto"] | Annotated[int, Meta(ge=1, le=16)] = "auto"  # auto: as devices or cpu_sets list, else 1
+    devices: Annotated[list[Annotated[int, Meta(ge=0, le=63)]], Meta(min_length=1, max_length=16)] | None = None
+    cpu_sets: Annotated[list[str], Meta(min_length=1, max_length=16)] | None = None  # "0-7,16-23"
     stall_timeout_s: Annotated[float, Meta(ge=2, le=3600)] = 5.0  # an idle engine shows progress once a second
     load_timeout_s: Annotated[float, Meta(ge=1, le=86400)] = 600.0
 

@@ -46,16 +46,17 @@ def attach_gpu(
     channel: EngineChannel,
     stack: ExitStack,
     *,
+    index: int = 0,
     cubins: Path = CUBIN_FOLDER,
     warn: Callable[[str], None] = lambda _: None,
 ) -> Attached:
-    """Open GPU 0 for the engine that `setup` describes.
+    """Open GPU `index` for the engine that `setup` describes.
 
     `stack` gets what closes the GPU again; the engine must be closed before. DeviceError or ConfigError: there is no
     GPU that can serve, or the engine does not fit.
     """
     require_kernels(cubins)
-    device = CudaDevice.open(0, warn=warn)
+    device = CudaDevice.open(index, warn=warn)
     stack.callback(device.close)
     device.load(cubins)
     plan = setup.fit_gpu(device.free_bytes())

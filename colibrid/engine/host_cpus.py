@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _CGROUP = Path("/proc/self/cgroup")
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -23,6 +27,13 @@ class HostCpus:
     def auto_threads(self) -> int:
         """One thread a core, and never more than the quota has time for."""
         return max(1, self.cores if self.quota is None else min(self.cores, int(self.quota)))
+
+    def among(self, members: Collection[int], sharers: int) -> HostCpus:
+        """Those of `members`, with the time that is left when `sharers` engines share it."""
+        cores = sum(cpu in members for cpu in self.ids[: self.cores])
+        kept = tuple(cpu for cpu in self.ids if cpu in members)
+        quota = None if self.quota is None else self.quota / sharers
+        return HostCpus(ids=kept, cores=cores or len(kept), quota=quota)
 
     def pins(self, threads: int) -> tuple[int, ...]:
         """The CPU of each thread, or none when the system should decide.

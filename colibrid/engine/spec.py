@@ -56,6 +56,9 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     swap_slots: int = 0
     kv_tokens: int = 0  # of the KV tier; 0: what tier_kv says
     experts_most: int = 0  # experts a token that a request may ask for beyond the model's own; 0: none
+    index: int = 0  # which of the daemon's engines
+    device_index: int = 0  # which GPU
+    cpu_set: tuple[int, ...] = ()  # the only CPUs that its process may use; empty: all that the daemon may
 
 
 def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostCpus | None = None) -> EngineSpec:

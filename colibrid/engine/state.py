@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 EnginePhase = Literal["starting", "loading", "ready", "restarting", "failed", "stopped"]
 
@@ -60,3 +63,42 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     def ready(self) -> bool:
         """True iff requests are served."""
         return self.phase == "ready"
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What /health says of one engine; nothing secret."""
+
+    index: int
+    device: str
+    phase: EnginePhase
+    percent: int | None
+    reason: str | None
+    last_step_age_s: float | None
+    restarts: int
+    slots: int
+    running: int
+    queued: int
+    memory: MemoryPlan | None  # None until it was ready once
+
+
+# From what serves to what never will.
+_PHASES: tuple[EnginePhase, ...] = ("ready", "loading", "starting", "restarting", "failed", "stopped")
+
+
+def overall(engines: Sequence[Readiness]) -> Readiness:
+    """What several engines are together: as ready as the best of them, its steps as old as those of the slowest.
+
+    The reason is that of any engine that does not serve as it should.
+    """
+    best = min(engines, key=lambda one: _PHASES.index(one.phase))
+    alike = [one for one in engines if one.phase == best.phase]
+    ages = [one.last_step_age_s for one in alike if one.last_step_age_s is not None]
+    percents = [one.percent for one in alike if one.percent is not None]
+    reasons = [one.reason for one in engines if one.reason is not None]
+    return Readiness(
+        phase=best.phase,
+        percent=max(percents, default=None),
+        reason=next(iter(reasons), None),
+        last_step_age_s=max(ages, default=None),
+        restarts=sum(one.restarts for one in engines),
+    )

@@ -111,7 +111,7 @@ class Supervisor:
         self._weight_bytes = sum(file.bytes for file in manifest.files)
         self._settings = settings
         self._listener: EngineListener = _Nobody()
-        self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+        self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(engine=spec.index)
         self._process: EngineProcess | None = None
         self._session: EngineSession | None = None
         self._phase: EnginePhase = "stopped"

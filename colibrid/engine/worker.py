@@ -96,6 +96,8 @@ def _serve(sock: socket.socket) -> int:
             f"expected an open frame with 3 descriptors, got {type(message).__name__} with {len(fds)}"
         )
     _die_with_daemon(message.daemon_pid)
+    if message.spec.cpu_set:  # before memory is touched: the system then takes it from near these CPUs
+        os.sched_setaffinity(0, message.spec.cpu_set)
     control.send(sock, control.Opening())
     library = Library()
     mailbox = _Mailbox(library)
@@ -141,7 +143,7 @@ def _open_engine(
         engine = _open(library, setup, spec.pack_dir if spec.weights == "files" else None)
     device = device_name(spec)
     if gpu is not None:
-        device = f"cuda, {gpu.info.name}"
+        device = f"cuda {gpu.info.index}, {gpu.info.name}" if spec.device_index else f"cuda, {gpu.info.name}"
         _log(sock, "gpu_memory", beside_the_arena=free - gpu.free_bytes(), planned=plan.graphs, free=gpu.free_bytes())
     ready = control.Ready(memory=plan, device=device, pack_ms=pack_ms, open_ms=_since(started))
     control.send(sock, ready)
@@ -161,7 +163,7 @@ def _take_device(
         control.send(sock, control.Log(level="warning", event="gpu", fields={"text": text}))
 
     try:
-        gpu = attach_gpu(setup, channel, stack, warn=warn)
+        gpu = attach_gpu(setup, channel, stack, index=spec.device_index, warn=warn)
     except DeviceError as error:
         raise ConfigError(str(error)) from error
     return gpu.plan, gpu.device

@@ -239,6 +239,30 @@ class Ready(msgspec.Struct, kw_only=True):
     restarts: Count
 
 
+class EngineHealth(msgspec.Struct, kw_only=True):
+    """One engine in the answer of /health."""
+
+    index: Count
+    device: str
+    phase: str
+    percent: float | None
+    reason: Annotated[str | None, Meta(description="why it is not as it should be")]
+    last_step_age_s: float | None
+    restarts: Count
+    slots: Count
+    running: Count
+    queued: Count
+    memory_bytes: Annotated[int | None, Meta(description="its bill; null until it was ready once")]
+    kv_tokens: int | None
+
+
+class Health(Ready, kw_only=True):
+    """Answer of /health: as /readyz, and each engine."""
+
+    engines_ready: Count
+    engines: list[EngineHealth]
+
+
 class ErrorDetail(msgspec.Struct, kw_only=True):
     """What is wrong: all four keys always."""
 

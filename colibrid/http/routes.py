@@ -11,6 +11,7 @@ from colibrid.http.answers import (
     Detokenized,
     Embeddings,
     Generated,
+    Health,
     Live,
     Model,
     ModelList,
@@ -22,7 +23,7 @@ from colibrid.http.chat import chat_completions
 from colibrid.http.completions import completions
 from colibrid.http.embeddings import embeddings
 from colibrid.http.generate import generate
-from colibrid.http.health import livez, readyz, version
+from colibrid.http.health import health, livez, readyz, version
 from colibrid.http.models import list_models, show_model
 from colibrid.http.tokenize import detokenize, tokenize
 from colibrid.http.types import (
@@ -157,5 +158,12 @@ ROUTES = (
         summary="200 while requests are served, else 503, with what the engine does",
         scope=None,
     ),
-    Route(method="GET", path="/health", handler=readyz, answer=Ready, summary="The same as /readyz", scope=None),
+    Route(
+        method="GET",
+        path="/health",
+        handler=health,
+        answer=Health,
+        summary="As /readyz, with the state of each engine",
+        scope=None,
+    ),
 )

@@ -31,9 +31,9 @@ from colibrid.errors import EngineFaultError, RequestError
 
 if TYPE_CHECKING:
     from colibrid.batch.generation import LiveGeneration
-    from colibrid.batch.scheduler import Scheduler
+    from colibrid.batch.pool import EnginePool
+    from colibrid.engine.fleet import Fleet
     from colibrid.engine.library import Library
-    from colibrid.engine.supervisor import Supervisor
     from colibrid.model.pack import Pack
 
 DEADLINE_S = 60.0
@@ -46,9 +46,12 @@ VARIED_REQUESTS = 40
 class Service:
     """A running service and short ways to ask it."""
 
-    def __init__(self, supervisor: Supervisor, scheduler: Scheduler) -> None:
-        self.supervisor = supervisor
-        self.scheduler = scheduler
+    def __init__(self, fleet: Fleet, pool: EnginePool) -> None:
+        """Of one engine; of several, this is the first."""
+        self.fleet = fleet
+        self.pool = pool
+        self.supervisor = fleet.supervisors[0]
+        self.scheduler = pool.lanes[0].scheduler
 
     async def ask(self, request: GenerateRequest) -> tuple[list[TokenRecord], GenerateResult]:
         async with self.scheduler.submit(request) as generation:
@@ -77,12 +80,12 @@ async def start(library: Library, bundled_pack: Pack) -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def make(settings: Settings = SETTINGS) -> Service:
-            supervisor, scheduler = make_service(library, settings, str(bundled_pack.path), bundled_pack.manifest)
-            stack.push_async_callback(supervisor.stop)
-            stack.callback(scheduler.stop)
-            supervisor.start()
-            await supervisor.wait_ready()
-            return Service(supervisor, scheduler)
+            fleet, pool = make_service(library, settings, str(bundled_pack.path), bundled_pack.manifest)
+            stack.push_async_callback(fleet.stop)
+            stack.callback(pool.stop)
+            fleet.start()
+            await fleet.wait_ready()
+            return Service(fleet, pool)
 
         yield make
 
@@ -427,18 +430,18 @@ def test_the_service_runs_on_uvloop(library: Library, bundled_pack: Pack) -> Non
     """The loop of production watches processes, sockets and eventfds as asyncio's own does, over a restart too."""
 
     async def serve() -> None:
-        supervisor, scheduler = make_service(library, SETTINGS, str(bundled_pack.path), bundled_pack.manifest)
-        service = Service(supervisor, scheduler)
-        supervisor.start()
-        await supervisor.wait_ready()
+        fleet, pool = make_service(library, SETTINGS, str(bundled_pack.path), bundled_pack.manifest)
+        service = Service(fleet, pool)
+        fleet.start()
+        await fleet.wait_ready()
         first = await service.ask(request_of())
         os.kill(service.pid, signal.SIGKILL)
         await _restarted(service, 1)
         assert outcome(*await service.ask(request_of())) == outcome(*first)
-        assert await scheduler.drain(DEADLINE_S)
-        scheduler.stop()
-        await supervisor.stop()
-        assert supervisor.readiness.phase == "stopped"
+        assert await pool.drain(DEADLINE_S)
+        pool.stop()
+        await fleet.stop()
+        assert fleet.readiness.phase == "stopped"
 
     uvloop.run(serve())
 
@@ -465,3 +468,48 @@ def test_the_fingerprint_changes_with_what_may_change_the_text(bundled_pack: Pac
     file = msgspec.structs.replace(manifest.files[0], crc32c=(1,))
     changed = msgspec.structs.replace(manifest, files=(file, *manifest.files[1:]))
     assert make_info(spec, changed, "id", SETTINGS.experts).fingerprint not in same
+
+
+async def test_two_engines_serve_the_same_tokens(start: Start) -> None:
+    """Whichever engine computes a request, its tokens are the same; both work, and one's death fails only its own."""
+    one = await start(WITHOUT_REUSE)
+    alone = [outcome(*await one.ask(varied_request(number))) for number in range(VARIED_REQUESTS)]
+    two = await start(msgspec.structs.replace(WITHOUT_REUSE, engine=EngineSettings(replicas=2)))
+    await _all_ready(two)
+    generations = [two.pool.submit(varied_request(number)) for number in range(VARIED_REQUESTS)]
+    assert await asyncio.gather(*map(_outcome, generations)) == alone
+    done = [_totals(supervisor) for supervisor in two.fleet.supervisors]
+    assert sum(done) == VARIED_REQUESTS
+    assert min(done) > 0
+    stream = aiter(two.pool.submit(request_of(max_tokens=400)))
+    await anext(stream)
+    other = two.pool.submit(request_of(max_tokens=100, seed=4))
+    victim = next(index for index, engine in enumerate(two.pool.engines) if engine.running)
+    pid = two.fleet.supervisors[victim].engine_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(EngineFaultError, match="SIGKILL"):
+        await _exhaust(stream)
+    assert two.pool.readiness.ready
+    assert len([record async for batch in other for record in batch]) == 100
+    await _all_ready(two)
+    assert [engine.restarts for engine in two.pool.engines] == [int(index == victim) for index in range(2)]
+    two.fleet.check()
+    assert await two.pool.drain(DEADLINE_S)
+
+
+async def _outcome(generation: LiveGeneration) -> Any:
+    records = [record async for batch in generation for record in batch]
+    assert generation.result is not None
+    return outcome(records, generation.result)
+
+
+def _totals(supervisor: Any) -> int:
+    return int(supervisor._process.channel.stats()[1].requests_done)
+
+
+async def _all_ready(service: Service) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not all(engine.phase == "ready" for engine in service.pool.engines):
+        assert time.monotonic() < end
+        await asyncio.sleep(0.02)

@@ -33,12 +33,12 @@ def _settings(device: Device, **model: str) -> Settings:
 
 @pytest.fixture
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "find_gpu", lambda: GPU)
+    monkeypatch.setattr(gpu, "find_gpu", lambda index: GPU)
 
 
 @pytest.fixture
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> DeviceInfo:
+    def none(index: int) -> DeviceInfo:
         raise DeviceError("no GPU: the driver sees none; check nvidia-smi")
 
     monkeypatch.setattr(gpu, "find_gpu", none)

@@ -20,7 +20,7 @@ import colibrid
 from colibrid.batch.interfaces import EngineInfo
 from colibrid.batch.request import ExpertUsage, FinishReason, GenerateRequest, GenerateResult, TokenRecord
 from colibrid.config.settings import Settings
-from colibrid.engine.state import Readiness
+from colibrid.engine.state import EngineStatus, Readiness
 from colibrid.http.auth import KeyRing
 from colibrid.http.server import start_server
 from colibrid.http.state import AppState
@@ -196,6 +196,12 @@ class FakeService:
             device="cpu",
             fingerprint="fp_0123456789ab",
         )
+
+    @property
+    def engines(self) -> tuple[EngineStatus, ...]:
+        """One, that does what the service does."""
+        state = msgspec.structs.asdict(self.readiness)
+        return (EngineStatus(index=0, device="cpu", slots=32, running=len(self.live), queued=0, memory=None, **state),)
 
     @contextmanager
     def held(self) -> Iterator[None]:
