@@ -51,6 +51,6 @@ async def serving(library: Library, pack: Pack, **sections: Any) -> AsyncIterato
         listening = socket.create_server(("127.0.0.1", 0))
         stack.callback(listening.close)
         text = load_text(pack.path, pack.manifest)
-        await start_server(AppState(settings=settings, scheduler=pool, text=text), listening, stack)
+        await start_server(AppState(settings=settings, scheduler=pool, text=text), [listening], stack)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield Live(f"http://127.0.0.1:{listening.getsockname()[1]}", fleet, pool, session)

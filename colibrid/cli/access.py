@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import structlog
 
 from colibrid.errors import ConfigError
+from colibrid.ops.addresses import is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from colibrid.config.environment import Environment
     from colibrid.config.settings import Settings
     from colibrid.http.auth import KeyRing
 
 CREDENTIAL = "colibrid-keys"  # LoadCredential=colibrid-keys:/etc/colibrid/keys
-_PLAIN_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def keys_file(settings: Settings, environment: Environment) -> tuple[Path, str] | None:
@@ -35,25 +35,48 @@ def keys_file(settings: Settings, environment: Environment) -> tuple[Path, str] 
 
 def check_access(settings: Settings, environment: Environment, api_keys: Sequence[str]) -> None:
     """Raises what `read_access` raises, early, unless there is nothing to check: reading keys needs slow imports."""
-    plain = settings.server.host in _PLAIN_HOSTS and not api_keys and keys_file(settings, environment) is None
-    names = (settings.server.allowed_hosts, settings.server.allowed_origins, settings.server.trusted_proxies)
-    if not plain or names != (None, None, None):
+    server = settings.server
+    special = (
+        server.allowed_hosts,
+        server.allowed_origins,
+        server.trusted_proxies,
+        server.tls_cert_file,
+        server.tls_key_file,
+    )
+    if has_keys(settings, environment, api_keys) or any(value is not None for value in special):
+        from colibrid.http.tls import make_tls  # noqa: PLC0415
+
         read_access(settings, environment, api_keys)
+        make_tls(server)
+
+
+def has_keys(settings: Settings, environment: Environment, api_keys: Sequence[str]) -> bool:
+    """True iff clients must send a key."""
+    return bool(api_keys) or keys_file(settings, environment) is not None
+
+
+def check_hosts(hosts: Iterable[str | None], *, with_keys: bool) -> None:
+    """ConfigError when others could reach one of the addresses without a key; None stands for a path, whose rights hold."""
+    for host in hosts:
+        if not with_keys and host is not None and not is_loopback(host):
+            raise ConfigError(
+                f"{host} can be reached from other machines, and no API key is set;"
+                " set auth.keys_file (--api-key-file; `colibrid keys add` makes one), or bind 127.0.0.1"
+            )
 
 
 def read_access(settings: Settings, environment: Environment, api_keys: Sequence[str]) -> KeyRing:
     """The keys that clients must send. Called at start and for each reload; changes nothing.
 
-    ConfigError for bad keys or names, and if others could connect without a key.
+    ConfigError for bad keys or names.
     """
-    from colibrid.http.auth import KeyRing, check_bind, read_key_file  # noqa: PLC0415 (see daemon._open_http)
+    from colibrid.http.auth import KeyRing, read_key_file  # noqa: PLC0415 (see daemon._open_http)
     from colibrid.http.origin import Origins  # noqa: PLC0415
 
     found = keys_file(settings, environment)
     if api_keys and found is not None:
         raise ConfigError(f"--api-key and {found[1]} are both given; put all keys into the file")
     keys = KeyRing.of_plain(api_keys, "--api-key") if found is None else read_key_file(*found)
-    check_bind(settings.server.host, keys)
     Origins(settings.server, has_keys=bool(keys))
     return keys
 

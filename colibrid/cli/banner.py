@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import select
 import shlex
-from typing import TYPE_CHECKING
+import socket
+from typing import TYPE_CHECKING, NamedTuple
 
 from colibrid import __version__
 from colibrid.config.sizes import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from colibrid.batch.interfaces import EngineInfo
     from colibrid.engine.state import MemoryPlan
@@ -19,18 +20,42 @@ if TYPE_CHECKING:
 _EXAMPLE = '{"messages":[{"role":"user","content":"What is the capital of Norway?"}]}'
 
 
-def base_url(host: str, port: int) -> str:
+class Place(NamedTuple):
+    """Where a client on this machine can ask."""
+
+    url: str
+    path: str | None = None  # of a socket that the URL is asked over
+
+
+def place_of(listening: socket.socket, *, tls: bool) -> Place:
+    """Where `listening` is reached."""
+    name = listening.getsockname()
+    if listening.family == socket.AF_UNIX:
+        return Place("http://localhost", os.fsdecode(name))
+    return Place(base_url(name[0], name[1], tls=tls))
+
+
+def base_url(host: str, port: int, *, tls: bool = False) -> str:
     """What a client on this machine can open: wildcard addresses become loopback."""
+    scheme = "https" if tls else "http"
     shown = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)  # noqa: S104 (compared, not bound)
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
 
 
 def banner(
-    info: EngineInfo, precision: str, memory: MemoryPlan, url: str, *, needs_key: bool, engines: int = 1
+    info: EngineInfo,
+    precision: str,
+    memory: MemoryPlan,
+    places: Sequence[Place],
+    *,
+    needs_key: bool,
+    engines: int = 1,
 ) -> list[str]:
     """The lines about one served model; `memory` is the bill of one engine."""
     experts = f", {info.experts_per_token} experts a token" if info.experts_per_token else ""
-    curl = ["curl", "-s", f"{url}/v1/chat/completions", "-H", "content-type: application/json"]
+    first = places[0]
+    way = [] if first.path is None else ["--unix-socket", first.path]
+    curl = ["curl", "-s", *way, f"{first.url}/v1/chat/completions", "-H", "content-type: application/json"]
     total, *parts = memory_lines(memory)
     key = [] if not needs_key else ["-H", "authorization: Bearer YOUR_KEY"]
     return [
@@ -42,7 +67,7 @@ def banner(
         f"  context  {info.max_seq_len} tokens",
         f"  memory   {total}",
         *(f"         {line}" for line in parts),
-        f"  url      {url}/v1",
+        *(f"  url      {place.url}/v1" + (f" over {place.path}" if place.path else "") for place in places),
         f"  try      {shlex.join([*curl, *key, '-d', _EXAMPLE])}",
     ]
 

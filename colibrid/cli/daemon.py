@@ -26,23 +26,25 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 import uvloop
 
-from colibrid.cli.access import check_access, keys_file, log_access, read_access
+from colibrid.cli.access import check_access, check_hosts, has_keys, log_access, read_access
 from colibrid.cli.assembly import Assembly, assemble
-from colibrid.cli.banner import banner, base_url, print_lines, ready_line
+from colibrid.cli.banner import banner, place_of, print_lines, ready_line
 from colibrid.cli.device import settled
 from colibrid.cli.heartbeat import heartbeat
-from colibrid.cli.listen import bind, bind_path
+from colibrid.cli.listen import bind_path, host_of, open_sockets
 from colibrid.cli.models import resolve_model
 from colibrid.cli.serve import check_shape
 from colibrid.engine.library import Library
 from colibrid.ops.collector import calm_collector, collect_when_idle
 from colibrid.ops.lifecycle import Lifecycle
 from colibrid.ops.logging import configure
-from colibrid.ops.systemd import Notifier
+from colibrid.ops.systemd import Notifier, passed_sockets
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
+    from colibrid.cli.banner import Place
     from colibrid.config.environment import Environment
     from colibrid.config.settings import Settings
     from colibrid.model.cache import Resolved
@@ -67,7 +69,7 @@ class Order:
 class _Listening(NamedTuple):
     """Bound sockets, for who asks and for who runs the daemon."""
 
-    public: socket.socket
+    public: tuple[socket.socket, ...]
     admin: socket.socket | None
 
 
@@ -79,8 +81,8 @@ def run_daemon(order: Order) -> int:
     with ExitStack() as stack:
         notifier = Notifier.from_environment()
         stack.callback(notifier.close)
-        listening = bind(settings.server.host, settings.server.port)
-        stack.callback(listening.close)
+        listening = open_sockets(settings.server, passed_sockets(), stack)
+        check_hosts(map(host_of, listening), with_keys=has_keys(settings, order.environment, order.api_keys))
         admin = None
         if settings.server.admin_socket is not None:
             admin = stack.enter_context(bind_path(settings.server.admin_socket, "server.admin_socket"))
@@ -113,10 +115,14 @@ async def _serve(order: Order, resolved: Resolved, library: Library, listening: 
         collecting = asyncio.create_task(collect_when_idle(lambda: parts.pool.idle))
         stack.callback(collecting.cancel)
         marks.set("http")
-        return await _live(order, parts, life, notifier, base_url(*listening.public.getsockname()[:2]), marks)
+        tls = settings.server.tls_cert_file is not None
+        places = [place_of(one, tls=tls) for one in listening.public]
+        return await _live(order, parts, life, notifier, places, marks)
 
 
-async def _live(order: Order, parts: Assembly, life: Lifecycle, notifier: Notifier, url: str, marks: _Marks) -> int:
+async def _live(
+    order: Order, parts: Assembly, life: Lifecycle, notifier: Notifier, places: Sequence[Place], marks: _Marks
+) -> int:
     """From listening to drained."""
     ready = asyncio.create_task(parts.fleet.wait_ready())
     ended = asyncio.create_task(parts.fleet.wait_ended())
@@ -126,8 +132,8 @@ async def _live(order: Order, parts: Assembly, life: Lifecycle, notifier: Notifi
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if ready.done() and ready.exception() is None:
             life.serving()
-            _announce(order, parts, url, marks)
-            notifier.ready(f"serving {parts.pool.info.model_id} on {url}")
+            _announce(order, parts, places, marks)
+            notifier.ready(f"serving {parts.pool.info.model_id} on {places[0].url}")
             await asyncio.wait((ended, drain), return_when=asyncio.FIRST_COMPLETED)
         if not drain.done():
             failure = await ended
@@ -167,15 +173,16 @@ async def _open_http(order: Order, parts: Assembly, listening: _Listening, stack
     from colibrid.http.runner import run_application  # noqa: PLC0415
     from colibrid.http.server import start_server  # noqa: PLC0415
     from colibrid.http.state import AppState, load_text  # noqa: PLC0415
+    from colibrid.http.tls import make_tls  # noqa: PLC0415
 
     keys = read_access(order.settings, order.environment, order.api_keys)
     log_access(order.settings, order.environment, order.api_keys, keys)
     text = load_text(parts.pack.path, parts.pack.manifest)
     state = AppState(settings=order.settings, scheduler=parts.pool, text=text, keys=keys)
     stack.callback(text.tokenizer.close)
-    await start_server(state, listening.public, stack)
+    await start_server(state, listening.public, stack, make_tls(order.settings.server))
     if listening.admin is not None:
-        await run_application(create_admin(state), listening.admin, stack)
+        await run_application(create_admin(state), [listening.admin], stack)
 
 
 def _keep_waiting(notifier: Notifier) -> Progress:
@@ -193,12 +200,12 @@ def _log_warnings(parts: Assembly) -> None:
         structlog.get_logger().warning("pack_warning", message=warning)
 
 
-def _announce(order: Order, parts: Assembly, url: str, marks: _Marks) -> None:
+def _announce(order: Order, parts: Assembly, places: Sequence[Place], marks: _Marks) -> None:
     marks.set("ready")
     memory, timings = parts.fleet.memory, parts.fleet.timings
     assert memory, "a ready engine has a bill"
     assert timings is not None, "a ready engine was timed"
-    has_keys = bool(order.api_keys) or keys_file(order.settings, order.environment) is not None
+    needs_key = has_keys(order.settings, order.environment, order.api_keys)
     phases = {
         "start": marks.at("start"),
         "http": marks.at("http") - marks.at("start"),
@@ -208,10 +215,10 @@ def _announce(order: Order, parts: Assembly, url: str, marks: _Marks) -> None:
     }
     total = marks.at("ready")
     engines, precision = len(parts.fleet.supervisors), parts.pack.manifest.precision
-    lines = banner(parts.pool.info, precision, memory[0], url, needs_key=has_keys, engines=engines)
+    lines = banner(parts.pool.info, precision, memory[0], places, needs_key=needs_key, engines=engines)
     print_lines([*lines, ready_line(total, phases)])
     structlog.get_logger().info(
-        "serving", url=url, model=parts.pool.info.model_id, pid=os.getpid(), ready_ms=round(total)
+        "serving", url=places[0].url, model=parts.pool.info.model_id, pid=os.getpid(), ready_ms=round(total)
     )
 
 

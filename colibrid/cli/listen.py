@@ -1,10 +1,11 @@
-"""Binding the address before anything expensive is done."""
+"""Binding the addresses before anything expensive is done."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -13,16 +14,54 @@ from typing import TYPE_CHECKING
 from colibrid.errors import ColibridError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from contextlib import ExitStack
+
+    from colibrid.config.settings import ServerSettings
 
 _MAX_PATH_BYTES = 107  # of a socket: the kernel's limit
+_MAX_PORT = 65535
+_PATH = "unix:"
+_ADDRESS = re.compile(r"(?:\[(?P<v6>[^\[\]]+)\]|(?P<host>[^:\[\]]+)):(?P<port>[0-9]{1,5})")
 
 
 class AddressTakenError(ColibridError):
     """Another process listens there. It may go away, so this is not an error of the configuration."""
 
 
-def bind(host: str, port: int) -> socket.socket:
+def open_sockets(
+    server: ServerSettings, passed: Sequence[socket.socket], stack: ExitStack
+) -> tuple[socket.socket, ...]:
+    """Listening sockets for all that `server` names and the service manager has passed; `stack` closes them.
+
+    Raises as bind and bind_path do.
+    """
+    for one in passed:
+        stack.callback(one.close)
+    if server.listen is None:
+        return tuple(passed) or (stack.enter_context(bind(server.host, server.port)),)
+    mode = int(server.socket_mode, 8)
+    return (*passed, *(_open_entry(entry, mode, stack) for entry in server.listen))
+
+
+def host_of(listening: socket.socket) -> str | None:
+    """The address that a TCP socket is bound to; None for a path."""
+    return None if listening.family == socket.AF_UNIX else str(listening.getsockname()[0])
+
+
+def _open_entry(entry: str, mode: int, stack: ExitStack) -> socket.socket:
+    if entry.startswith(_PATH):
+        return stack.enter_context(bind_path(entry.removeprefix(_PATH), "server.listen", mode))
+    found = _ADDRESS.fullmatch(entry)
+    if found is None or int(found["port"]) > _MAX_PORT:
+        raise ConfigError(
+            f"server.listen: {entry!r} is no address; write host:port, [IPv6 address]:port or unix:PATH, with a port to"
+            f" {_MAX_PORT}"
+        )
+    return stack.enter_context(bind(found["v6"] or found["host"], int(found["port"]), "server.listen"))
+
+
+def bind(host: str, port: int, setting: str = "server.host") -> socket.socket:
     """A listening socket, not yet accepted from; port 0 takes any free one. The caller closes it.
 
     AddressTakenError if the port is in use; ConfigError if the address is not one of this machine or not allowed.
@@ -30,7 +69,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError):
-        raise ConfigError(f"server.host {host!r} is not an address or a known name; use 127.0.0.1 or 0.0.0.0") from None
+        raise ConfigError(f"{setting} {host!r} is not an address or a known name; use 127.0.0.1 or 0.0.0.0") from None
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)  # of a name with both, IPv4
     family, kind, protocol, _, address = found[0]
     listening = socket.socket(family, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
@@ -58,8 +97,8 @@ def _explained(error: OSError, host: str, port: int) -> ColibridError:
 
 
 @contextlib.contextmanager
-def bind_path(path: str, setting: str) -> Iterator[socket.socket]:
-    """A listening socket at `path`, which only this user may connect to; the file is removed at the end.
+def bind_path(path: str, setting: str, mode: int = 0o600) -> Iterator[socket.socket]:
+    """A listening socket at `path`, which `mode` says who may connect to; the file is removed at the end.
 
     What a daemon that was killed left there is replaced. AddressTakenError if another one listens; ConfigError, which
     names `setting`, if something else is in the way or the place is not writable.
@@ -72,7 +111,7 @@ def bind_path(path: str, setting: str) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as listening:
         try:
             _remove_stale(place, setting)
-            before = os.umask(0o177)  # no moment at which others may connect; nothing else makes files here yet
+            before = os.umask(0o777 & ~mode)  # no moment at which others may connect; nothing else makes files here yet
             try:
                 listening.bind(path)
             finally:

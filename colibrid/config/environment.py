@@ -1,4 +1,4 @@
-"""The only place that reads the process environment (ops/systemd reads NOTIFY_SOCKET and WATCHDOG_USEC).
+"""The only place that reads the process environment (ops/systemd reads what systemd says: NOTIFY_SOCKET, LISTEN_FDS …).
 
 Known: COLIBRID_CONFIG (the file), COLIBRID_SECTION__KEY (any setting), CACHE_DIRECTORY (systemd), XDG_CACHE_HOME,
 CREDENTIALS_DIRECTORY (systemd), HF_HUB_CACHE, HF_HOME, HOME, NO_COLOR.

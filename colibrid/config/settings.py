@@ -24,6 +24,10 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class ServerSettings(_Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535)] = 8080
+    listen: Names | None = None  # instead of host and port: "host:port", "[v6]:port", "unix:PATH"
+    socket_mode: Literal["0600", "0660", "0666"] = "0660"  # of paths in listen
+    tls_cert_file: str | None = None  # for the TCP addresses
+    tls_key_file: str | None = None
     admin_socket: str | None = None  # path of a unix socket; none: no admin routes
     api_key_file: str | None = None  # the older name of auth.keys_file
     allowed_hosts: Names | None = None  # none: on loopback addresses their names, elsewhere any

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import stat
 import time
 from typing import TYPE_CHECKING, Self
@@ -108,22 +107,3 @@ def limits_of(key: Key, general: KeyLimits) -> KeyLimits:
     """The key's own limits, completed by those of all keys."""
     own = {name: value for name, value in msgspec.structs.asdict(key.limits).items() if value is not None}
     return msgspec.structs.replace(general, **own)
-
-
-def is_loopback(host: str) -> bool:
-    """True iff binding to `host` reaches only this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def check_bind(host: str, keys: KeyRing) -> None:
-    """Raises ConfigError when others could reach the server without a key."""
-    if not keys and not is_loopback(host):
-        raise ConfigError(
-            f"{host} can be reached from other machines, and no API key is set;"
-            " set auth.keys_file (--api-key-file; `colibrid keys add` makes one), or bind 127.0.0.1"
-        )

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from colibrid.errors import ConfigError
-from colibrid.http.auth import is_loopback
 from colibrid.http.errors import ForbiddenError, shown
+from colibrid.ops.addresses import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""One application on one listening socket, until it is told to end."""
+"""One application on its listening sockets, until it is told to end."""
 
 from __future__ import annotations
 
@@ -14,25 +14,36 @@ from colibrid.http.origin import UNIX
 from colibrid.http.protocol_log import ProtocolLogger
 
 if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Sequence
     from contextlib import AsyncExitStack
 
 KEEP_ALIVE_S = 75.0  # also the time that the head of a request may take, counted from connect or the last answer
 _BACKLOG = 1024  # connections that the kernel accepts ahead of us
 _SHUTDOWN_S = 0.5  # for answers under way when everything should have been answered
+_HANDSHAKE_S = 10.0  # of TLS
 _LINGER_S = 2.0  # how long the rest of a refused body is read and thrown away
 
 
-async def run_application(app: web.Application, listening: socket.socket, stack: AsyncExitStack) -> None:
-    """Answers on `listening`, of TCP or a path, until `stack` is unwound. A request is cancelled when its client leaves.
+async def run_application(
+    app: web.Application, sockets: Sequence[socket.socket], stack: AsyncExitStack, tls: ssl.SSLContext | None = None
+) -> None:
+    """Answers on `sockets`, which listen, until `stack` is unwound; `tls` is for those of TCP.
 
-    The caller owns loop, socket and signals.
+    A request is cancelled when its client leaves. The caller owns loop, sockets and signals.
     """
-    loop = asyncio.get_running_loop()
     runner = web.AppRunner(app, handle_signals=False, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S)
     stack.push_async_callback(runner.cleanup)
     await runner.setup()
     server = runner.server
     assert server is not None, "a runner that is set up has a server"
+    for one in sockets:
+        listener = await _listen(server, one, tls)
+        stack.callback(listener.close)
+
+
+async def _listen(server: web.Server, listening: socket.socket, tls: ssl.SSLContext | None) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
     options: dict[str, Any] = {
         "access_log": None,
         "logger": ProtocolLogger(),
@@ -40,17 +51,14 @@ async def run_application(app: web.Application, listening: socket.socket, stack:
         "keepalive_timeout": KEEP_ALIVE_S,
         "lingering_time": _LINGER_S,
     }
-
     bound = UNIX if listening.family == socket.AF_UNIX else str(listening.getsockname()[0])
 
     def connect() -> Connection:
         return Connection(server, bound, loop=loop, **options)
 
-    listener: asyncio.Server
     if listening.family == socket.AF_UNIX:
-        listener = await loop.create_unix_server(connect, sock=listening, backlog=_BACKLOG)
-    else:
-        # The kernel cuts a client off that takes nothing for so long, whatever we wait for; connections inherit it.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(WRITE_TIMEOUT_S * 1000))
-        listener = await loop.create_server(connect, sock=listening, backlog=_BACKLOG)
-    stack.callback(listener.close)
+        return await loop.create_unix_server(connect, sock=listening, backlog=_BACKLOG)
+    # The kernel cuts a client off that takes nothing for so long, whatever we wait for; connections inherit it.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(WRITE_TIMEOUT_S * 1000))
+    secured: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": _HANDSHAKE_S}
+    return await loop.create_server(connect, sock=listening, backlog=_BACKLOG, **secured)

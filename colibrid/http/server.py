@@ -20,6 +20,8 @@ from colibrid.http.state import STATE, AppState
 
 if TYPE_CHECKING:
     import socket
+    import ssl
+    from collections.abc import Sequence
     from contextlib import AsyncExitStack
 
     from aiohttp.typedefs import Handler, Middleware
@@ -78,13 +80,12 @@ def create_app(state: AppState) -> web.Application:
     return app
 
 
-async def start_server(state: AppState, listening: socket.socket, stack: AsyncExitStack) -> None:
-    """Answers on `listening` until `stack` is unwound. A request is cancelled when its client leaves.
-
-    The caller owns loop, socket and signals.
-    """
+async def start_server(
+    state: AppState, sockets: Sequence[socket.socket], stack: AsyncExitStack, tls: ssl.SSLContext | None = None
+) -> None:
+    """Answers on `sockets`, see run_application, until `stack` is unwound."""
     stack.push_async_callback(state.structured.close)
-    await run_application(create_app(state), listening, stack)
+    await run_application(create_app(state), sockets, stack, tls)
 
 
 def _pass_through(keys: KeyRing, origins: Origins) -> Middleware:

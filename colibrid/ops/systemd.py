@@ -1,6 +1,6 @@
 """The service side of sd_notify(3), without a dependency.
 
-Reads NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, the only environment variables read outside config/environment.
+Reads NOTIFY_SOCKET, WATCHDOG_USEC, WATCHDOG_PID, LISTEN_FDS and LISTEN_PID, the only environment variables read outside config/environment.
 Sending never blocks and never fails: a daemon without systemd behaves the same.
 """
 
@@ -10,8 +10,13 @@ import os
 import socket
 from typing import TYPE_CHECKING, Self
 
+from colibrid.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_FIRST_PASSED = 3
+_MAX_PASSED = 64
 
 
 class Notifier:
@@ -76,6 +81,36 @@ class Notifier:
             self._socket.send("\n".join(lines).encode("utf-8", "replace"))
         except OSError:  # full or gone: the next ping comes soon, and serving does not depend on it
             return
+
+
+def passed_sockets(environ: Mapping[str, str] | None = None) -> list[socket.socket]:
+    """Listening sockets that the service manager has opened for this process (sd_listen_fds(3)); the caller closes them.
+
+    ConfigError for a descriptor that is not one.
+    """
+    source = os.environ if environ is None else environ
+    count = source.get("LISTEN_FDS", "")
+    if source.get("LISTEN_PID") != str(os.getpid()) or not count.isdecimal():
+        return []
+    return [
+        _passed_socket(descriptor) for descriptor in range(_FIRST_PASSED, _FIRST_PASSED + min(int(count), _MAX_PASSED))
+    ]
+
+
+def _passed_socket(descriptor: int) -> socket.socket:
+    try:
+        os.set_inheritable(descriptor, False)
+        found = socket.socket(fileno=descriptor)
+        listens = found.type == socket.SOCK_STREAM and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError:
+        listens = False
+    if not listens:
+        raise ConfigError(
+            f"the service manager passed descriptor {descriptor}, which is no listening stream socket; use ListenStream="
+            " and Accept=no in the socket unit"
+        )
+    found.setblocking(False)
+    return found
 
 
 def _line(text: str) -> str:

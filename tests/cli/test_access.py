@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from colibrid.cli.access import CREDENTIAL, check_access, keys_file, log_access, read_access
+from colibrid.cli.access import CREDENTIAL, check_access, check_hosts, has_keys, keys_file, log_access, read_access
 from colibrid.config.environment import Environment, read_environment
 from colibrid.config.settings import Settings
 from colibrid.errors import ConfigError
@@ -60,7 +60,6 @@ def test_keys_of_the_command_line(file: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "text"),
     [
-        ({"host": "0.0.0.0"}, "no API key is set"),
         ({"allowed_origins": ["*"]}, "no API key is set"),
         ({"allowed_hosts": ["a:1"]}, "server.allowed_hosts"),
         ({"trusted_proxies": ["x"]}, "server.trusted_proxies"),
@@ -71,6 +70,17 @@ def test_what_is_wrong_is_told_early(server: dict[str, Any], text: str) -> None:
     """Before anything expensive is done, wrong keys and names are configuration errors."""
     with pytest.raises(ConfigError, match=text):
         check_access(settings(server=server), NOTHING, ())
+
+
+def test_open_addresses_need_keys() -> None:
+    """An address that others reach is refused without keys; loopback addresses and paths are not."""
+    check_hosts(["127.0.0.1", "::1", None], with_keys=False)
+    check_hosts(["0.0.0.0"], with_keys=True)
+    for host in ("0.0.0.0", "::", "192.168.1.5"):
+        with pytest.raises(ConfigError, match="no API key is set"):
+            check_hosts(["127.0.0.1", host], with_keys=False)
+    assert has_keys(settings(), NOTHING, [KEY])
+    assert not has_keys(settings(), NOTHING, [])
 
 
 def test_operators_are_warned(file: Path) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import socket
+from typing import TYPE_CHECKING
 
 import pytest
 
 from colibrid.batch.interfaces import EngineInfo
-from colibrid.cli.banner import banner, base_url, print_lines, ready_line
+from colibrid.cli.banner import Place, banner, base_url, place_of, print_lines, ready_line
 from colibrid.engine.state import MemoryPlan
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 INFO = EngineInfo(
     model_id="m",
@@ -42,7 +47,7 @@ def test_url_can_be_opened(host: str, expected: str) -> None:
 
 def test_banner_names_all_and_its_curl_is_a_command() -> None:
     """Version, model, device, slots, context, bill and URL are there, and the curl line splits into a valid request."""
-    lines = banner(INFO, "bf16", PLAN, "http://127.0.0.1:8080", needs_key=True)
+    lines = banner(INFO, "bf16", PLAN, [Place("http://127.0.0.1:8080")], needs_key=True)
     text = "\n".join(lines)
     for part in (
         "colibrid ",
@@ -63,9 +68,23 @@ def test_banner_names_all_and_its_curl_is_a_command() -> None:
     assert json.loads(words[-1])["messages"][0]["role"] == "user"
 
 
+def test_places(tmp_path: Path) -> None:
+    """Each address is shown, and the curl line takes the first, also over a path; TLS is https."""
+    path = str(tmp_path / "a b")
+    with socket.socket(socket.AF_UNIX) as unix, socket.create_server(("127.0.0.1", 0)) as tcp:
+        unix.bind(path)
+        places = [place_of(unix, tls=True), place_of(tcp, tls=True)]
+    assert places[0] == Place("http://localhost", path)
+    assert places[1].url.startswith("https://127.0.0.1:")
+    lines = banner(INFO, "bf16", PLAN, places, needs_key=False)
+    assert [line.split()[0] for line in lines[-3:]] == ["url", "url", "try"]
+    words = shlex.split(lines[-1].split(maxsplit=1)[1])
+    assert words[:5] == ["curl", "-s", "--unix-socket", path, "http://localhost/v1/chat/completions"]
+
+
 def test_no_key_no_header() -> None:
     """Without keys the curl line sends none."""
-    assert "Bearer" not in "\n".join(banner(INFO, "bf16", PLAN, "http://x:1", needs_key=False))
+    assert "Bearer" not in "\n".join(banner(INFO, "bf16", PLAN, [Place("http://x:1")], needs_key=False))
 
 
 def test_ready_line() -> None:

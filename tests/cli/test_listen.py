@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+import stat
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from colibrid.cli.listen import AddressTakenError, bind, bind_path
+from colibrid.cli.listen import AddressTakenError, bind, bind_path, host_of, open_sockets
+from colibrid.config.settings import ServerSettings
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,3 +105,46 @@ def test_paths_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"^server\.admin_socket"):
             bind_path(str(path), "server.admin_socket").__enter__()
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def opened(stack: ExitStack, *entries: str, mode: Any = "0660", passed: Any = ()) -> tuple[socket.socket, ...]:
+    return open_sockets(ServerSettings(listen=list(entries) or None, socket_mode=mode, port=0), passed, stack)
+
+
+def test_several_addresses(tmp_path: Path) -> None:
+    """A list of addresses opens them all: IPv4, a name, IPv6 where there is any, a path with its mode."""
+    path = tmp_path / "api"
+    entries = ["127.0.0.1:0", "localhost:0", f"unix:{path}", *(["[::1]:0"] if socket.has_ipv6 and has_v6() else [])]
+    with ExitStack() as stack:
+        sockets = opened(stack, *entries, mode="0666")
+        assert [host_of(one) for one in sockets] == ["127.0.0.1", "127.0.0.1", None, "::1"][: len(entries)]
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+    assert not path.exists()
+
+
+def has_v6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+def test_passed_sockets_come_first() -> None:
+    """Sockets of the service manager stand for host and port, and beside a list of addresses; all are closed."""
+    passed = socket.create_server(("127.0.0.1", 0))
+    with ExitStack() as stack:
+        assert opened(stack, passed=[passed]) == (passed,)
+    assert passed.fileno() == -1
+    passed = socket.create_server(("127.0.0.1", 0))
+    with ExitStack() as stack:
+        assert len(opened(stack, "127.0.0.1:0", passed=[passed])) == 2
+
+
+@pytest.mark.parametrize("entry", ["8080", "localhost", "::1:80", "127.0.0.1:99999", "http://x:1", "/run/x", "a:b"])
+def test_wrong_addresses(entry: str) -> None:
+    """What is no address is told with its setting; nothing stays open."""
+    with ExitStack() as stack, pytest.raises(ConfigError, match=r"server\.listen"):
+        opened(stack, "127.0.0.1:0", entry)

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from colibrid.model.pack import Pack
 
 NORWAY = {"messages": [{"role": "user", "content": "What is the capital of Norway?"}], "temperature": 0}
+TLS = Path(__file__).parents[1] / "data" / "tls"
 UNIT = Path(__file__).parents[2] / "systemd" / "colibrid.service"
 LONG = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 
@@ -438,3 +440,58 @@ def test_many_clients_at_once(daemon: DaemonProcess) -> None:
     for thread in threads:
         thread.join()
     assert answers == ["The capital of Norway is Oslo."] * 16
+
+
+def test_many_ways_in(model: str, tmp_path: Path) -> None:
+    """One daemon answers over TLS, on a path, and on a socket that the service manager passes."""
+    api = tmp_path / "api"
+    arguments = ["--set", f"server.listen=127.0.0.1:0,unix:{api}"]
+    arguments += [
+        "--set",
+        f"server.tls_cert_file={TLS / 'first.pem'}",
+        "--set",
+        f"server.tls_key_file={TLS / 'first.key'}",
+    ]
+    with DaemonProcess(tmp_path, model, *arguments) as daemon:
+        daemon.wait_ready()
+        assert str(api) in daemon.stdout
+        trusting = ssl.create_default_context(cafile=str(TLS / "first.pem"))
+        secure = http.client.HTTPSConnection("127.0.0.1", daemon.port, timeout=DEADLINE_S, context=trusting)
+        secure.request("GET", "/readyz")
+        with secure.getresponse() as response:
+            assert response.status == 200
+        secure.close()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(api))
+            client.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        daemon.signal(signal.SIGTERM)
+        assert daemon.wait() == 0
+    assert not api.exists()
+
+
+def test_socket_activation(model: str, tmp_path: Path) -> None:
+    """A socket that was opened before the daemon started is served: who connects early waits."""
+    program = (
+        "import os, sys; os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1'); os.dup2(int(sys.argv[1]), 3)\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'colibrid.cli', 'serve', *sys.argv[2:]])"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        early = socket.create_connection(listening.getsockname(), timeout=DEADLINE_S)
+        early.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(listening.fileno()), model],
+            pass_fds=[listening.fileno()],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        )
+        try:
+            assert early.recv(100).startswith(b"HTTP/1.1 200")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == 0, process.communicate()[1]
+        finally:
+            process.kill()
+            process.communicate()
+            early.close()

@@ -305,7 +305,7 @@ async def make_server(model_text: ModelText) -> AsyncIterator[Callable[..., Any]
             )
             listening = socket.create_server(("127.0.0.1", 0))
             stack.callback(listening.close)
-            await start_server(state, listening, stack)
+            await start_server(state, [listening], stack)
             session = await stack.enter_async_context(aiohttp.ClientSession())
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
             return Server(service, state, url, session, stack)

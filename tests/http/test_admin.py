@@ -25,7 +25,7 @@ async def admin(server: Server, tmp_path: Path) -> AsyncIterator[aiohttp.ClientS
     path = str(tmp_path / "admin.sock")
     async with AsyncExitStack() as stack:
         listening = stack.enter_context(bind_path(path, "server.admin_socket"))
-        await run_application(create_admin(server.state), listening, stack)
+        await run_application(create_admin(server.state), [listening], stack)
         session = aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(path))
         yield await stack.enter_async_context(session)
 

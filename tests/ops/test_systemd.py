@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from colibrid.ops.systemd import Notifier
+from colibrid.ops.systemd import Notifier, passed_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,3 +80,40 @@ def test_a_full_manager_never_blocks(manager: socket.socket) -> None:
 def test_watchdog_interval(environ: dict[str, str], expected: float | None) -> None:
     """The watchdog counts only when it is meant for this process."""
     assert Notifier.from_environment(environ).watchdog_s == expected
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"LISTEN_FDS": "1"}, {"LISTEN_FDS": "1", "LISTEN_PID": "1"}, {"LISTEN_PID": str(os.getpid())}]
+)
+def test_no_passed_sockets(environ: dict[str, str]) -> None:
+    """Without sockets, or with those of another process, there are none."""
+    assert passed_sockets(environ) == []
+
+
+def passed_in_child(descriptor: int) -> str:
+    """What a process that gets `descriptor` as its number 3 makes of it."""
+    program = (
+        "import os, sys; os.environ['LISTEN_PID'] = str(os.getpid()); os.environ['LISTEN_FDS'] = '1'\n"
+        "os.dup2(int(sys.argv[1]), 3)\n"
+        "from colibrid.ops.systemd import passed_sockets\n"
+        "one = passed_sockets()[0]\n"
+        "print(one.getsockname(), one.getblocking(), os.get_inheritable(3))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(descriptor)],
+        pass_fds=[descriptor],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+def test_passed_sockets(tmp_path: Path) -> None:
+    """A listening socket is taken over, does not block and is not inherited; another descriptor is told."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert passed_in_child(listening.fileno()).strip() == f"{listening.getsockname()} False False"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        assert "ConfigError: the service manager passed descriptor 3" in passed_in_child(other.fileno())
+    with (tmp_path / "file").open("w") as file:
+        assert "ConfigError: the service manager passed descriptor 3" in passed_in_child(file.fileno())
