@@ -147,6 +147,13 @@ class Scheduler:
         """For those who choose between engines; only to look at, but for its queue."""
         return self._placer
 
+    def follow(
+        self, *, batch: BatchSettings, limits: LimitsSettings, experts: ExpertsSettings, fingerprint: str
+    ) -> None:
+        """Take changed settings over: they count for requests that come from now on."""
+        self._batch, self._limits, self._experts = batch, limits, experts
+        self._info = msgspec.structs.replace(self._info, fingerprint=fingerprint)
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """See GenerationService.held."""

@@ -30,8 +30,10 @@ from colibrid.engine.supervisor import Supervisor
 from colibrid.engine.tables import experts_per_token
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from colibrid.batch.scheduler import Engine
-    from colibrid.config.settings import ExpertsSettings, Settings
+    from colibrid.config.settings import ExpertsSettings, LimitsSettings, Settings
     from colibrid.engine.library import Library
     from colibrid.engine.spec import EngineSpec
     from colibrid.model.manifest import Manifest
@@ -41,8 +43,7 @@ def make_service(library: Library, settings: Settings, pack_dir: str, manifest: 
     """Neither is started. ConfigError if a setting does not fit the model or the host."""
     specs = make_specs(settings, pack_dir, manifest)
     fleet = Fleet([Supervisor(library, spec, manifest, settings.engine) for spec in specs])
-    waiting = -(-settings.limits.queue // len(specs))
-    limits = msgspec.structs.replace(settings.limits, queue=waiting)
+    limits = _limits_of_one(settings, len(specs))
 
     def scheduler_of(engine: Engine, index: int) -> Scheduler:
         spec = specs[index]
@@ -56,6 +57,26 @@ def make_service(library: Library, settings: Settings, pack_dir: str, manifest: 
         )
 
     return fleet, EnginePool(fleet.supervisors, scheduler_of)
+
+
+def prepare_settings(pool: EnginePool, settings: Settings, pack_dir: str, manifest: Manifest) -> Callable[[], None]:
+    """What makes `pool` follow changed live settings. ConfigError if they do not fit the model."""
+    specs = make_specs(settings, pack_dir, manifest)
+    limits = _limits_of_one(settings, len(specs))
+    prints = [_fingerprint(spec, manifest, settings.experts) for spec in specs]
+
+    def follow() -> None:
+        for lane, fingerprint in zip(pool.lanes, prints, strict=True):
+            lane.scheduler.follow(
+                batch=settings.batch, limits=limits, experts=settings.experts, fingerprint=fingerprint
+            )
+
+    return follow
+
+
+def _limits_of_one(settings: Settings, engines: int) -> LimitsSettings:
+    """Of one engine of several: they share the queue's places."""
+    return msgspec.structs.replace(settings.limits, queue=-(-settings.limits.queue // engines))
 
 
 def make_info(spec: EngineSpec, manifest: Manifest, model_id: str, experts: ExpertsSettings) -> EngineInfo:

@@ -20,12 +20,14 @@ import os
 import time
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 import uvloop
 
+from colibrid.batch.service import prepare_settings
 from colibrid.cli.access import check_access, check_hosts, has_keys, log_access, read_access
 from colibrid.cli.assembly import Assembly, assemble
 from colibrid.cli.banner import banner, place_of, print_lines, ready_line
@@ -38,11 +40,12 @@ from colibrid.engine.library import Library
 from colibrid.ops.collector import calm_collector, collect_when_idle
 from colibrid.ops.lifecycle import Lifecycle
 from colibrid.ops.logging import configure
+from colibrid.ops.reload import SettingsReloader
 from colibrid.ops.systemd import Notifier, passed_sockets
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from colibrid.cli.banner import Place
     from colibrid.config.environment import Environment
@@ -59,6 +62,7 @@ class Order:
     """What the command line asks for."""
 
     settings: Settings
+    reload: Callable[[], Settings]  # the same sources, read again
     environment: Environment
     model: str | None
     api_keys: tuple[str, ...]
@@ -88,18 +92,26 @@ def run_daemon(order: Order) -> int:
             admin = stack.enter_context(bind_path(settings.server.admin_socket, "server.admin_socket"))
         library = Library()
         settings = settled(settings, order.model, order.environment, library)
+        reloader = SettingsReloader(order.settings, order.reload, serving=settings)
         order = replace(order, settings=settings)
         resolved = resolve_model(order.model, settings, order.environment, library, on_progress=_keep_waiting(notifier))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(order, resolved, library, _Listening(listening, admin), notifier))
+            return runner.run(_serve(order, reloader, resolved, library, _Listening(listening, admin), notifier))
 
 
-async def _serve(order: Order, resolved: Resolved, library: Library, listening: _Listening, notifier: Notifier) -> int:
+async def _serve(
+    order: Order,
+    reloader: SettingsReloader,
+    resolved: Resolved,
+    library: Library,
+    listening: _Listening,
+    notifier: Notifier,
+) -> int:
     settings = order.settings
     marks = _Marks()
     async with AsyncExitStack() as stack:
         life = Lifecycle()
-        stack.callback(life.watch_signals(asyncio.get_running_loop()))
+        stack.callback(life.watch_signals(asyncio.get_running_loop(), reloader.request))
         parts = assemble(settings, resolved, library)
         check_shape(parts.pack.manifest, order.num_layers, order.num_experts)
         _log_warnings(parts)
@@ -110,18 +122,28 @@ async def _serve(order: Order, resolved: Resolved, library: Library, listening: 
         marks.set("start")
         beating = asyncio.create_task(heartbeat(notifier, parts.fleet, settings.engine))
         stack.callback(beating.cancel)
-        await _open_http(order, parts, listening, stack)
+        reloader.subscribe(lambda new: partial(configure, new.logging))
+        reloader.subscribe(lambda new: prepare_settings(parts.pool, new, str(resolved.path), parts.pack.manifest))
+        await _open_http(order, reloader, parts, listening, stack)
+        reloading = asyncio.create_task(reloader.run())
+        stack.callback(reloading.cancel)
         calm_collector()
         collecting = asyncio.create_task(collect_when_idle(lambda: parts.pool.idle))
         stack.callback(collecting.cancel)
         marks.set("http")
         tls = settings.server.tls_cert_file is not None
         places = [place_of(one, tls=tls) for one in listening.public]
-        return await _live(order, parts, life, notifier, places, marks)
+        return await _live(order, reloader, parts, life, notifier, places, marks)
 
 
 async def _live(
-    order: Order, parts: Assembly, life: Lifecycle, notifier: Notifier, places: Sequence[Place], marks: _Marks
+    order: Order,
+    reloader: SettingsReloader,
+    parts: Assembly,
+    life: Lifecycle,
+    notifier: Notifier,
+    places: Sequence[Place],
+    marks: _Marks,
 ) -> int:
     """From listening to drained."""
     ready = asyncio.create_task(parts.fleet.wait_ready())
@@ -141,8 +163,9 @@ async def _live(
             notifier.stopping("the engine failed")
             raise failure
         notifier.stopping("draining")
-        notifier.extend_timeout(order.settings.server.drain_timeout_s + 2 * _CLOSE_S)
-        await _drain(parts, life, order.settings.server.drain_timeout_s)
+        timeout_s = reloader.settings.server.drain_timeout_s
+        notifier.extend_timeout(timeout_s + 2 * _CLOSE_S)
+        await _drain(parts, life, timeout_s)
     finally:
         for task in tasks:
             task.cancel()
@@ -166,7 +189,9 @@ async def _drain(parts: Assembly, life: Lifecycle, timeout_s: float) -> None:
     structlog.get_logger().info("drained", complete=complete)
 
 
-async def _open_http(order: Order, parts: Assembly, listening: _Listening, stack: AsyncExitStack) -> None:
+async def _open_http(
+    order: Order, reloader: SettingsReloader, parts: Assembly, listening: _Listening, stack: AsyncExitStack
+) -> None:
     """Load the HTTP side and begin to answer on `listening`."""
     # Imported here: they take longest, and meanwhile the engine process loads.
     from colibrid.http.admin import create_admin  # noqa: PLC0415
@@ -180,6 +205,11 @@ async def _open_http(order: Order, parts: Assembly, listening: _Listening, stack
     text = load_text(parts.pack.path, parts.pack.manifest)
     state = AppState(settings=order.settings, scheduler=parts.pool, text=text, keys=keys)
     stack.callback(text.tokenizer.close)
+
+    def follow(new: Settings) -> Callable[[], None]:
+        return partial(state.follow, new, read_access(new, order.environment, order.api_keys))
+
+    reloader.subscribe(follow)
     await start_server(state, listening.public, stack, make_tls(order.settings.server))
     if listening.admin is not None:
         await run_application(create_admin(state), [listening.admin], stack)

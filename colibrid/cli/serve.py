@@ -12,6 +12,7 @@ from colibrid.config.environment import read_environment
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
+    from colibrid.config.settings import Settings
     from colibrid.model.manifest import Manifest
 
 
@@ -61,14 +62,19 @@ def serve(
     if model is not None and model_path is not None and model != model_path:
         raise ConfigError(f"MODEL is {model!r} and --model-path is {model_path!r}; give one of them")
     environment = read_environment()
-    loaded = load_settings(environment, config_file, sets, given)
+
+    def read() -> Settings:
+        return load_settings(environment, config_file, sets, given).settings
+
+    settings = read()
 
     # Only now: reading settings and their errors need none of this.
     from colibrid.cli.daemon import Order, run_daemon  # noqa: PLC0415
 
     return run_daemon(
         Order(
-            settings=loaded.settings,
+            settings=settings,
+            reload=read,
             environment=environment,
             model=model if model is not None else model_path,
             api_keys=api_keys,

@@ -1,35 +1,36 @@
 """From the command line, the environment and a YAML file to one checked Settings value.
 
-Precedence: command line > COLIBRID_SECTION__KEY > file > built-in default. Every error is found before the first
-is reported, each with its place, the offending text, what is allowed and the nearest known key.
+Precedence: command line > COLIBRID_SECTION__KEY > file > the model's own > built-in default. Every error is found
+before the first is reported, each with its place, the offending text, what is allowed and the nearest known key.
 """
 
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import inspect
 
-from colibrid.config import reader
-from colibrid.config.settings import Settings
-from colibrid.config.sizes import parse_bytes
+from colibrid.config import reader, tree
+from colibrid.config.rules import conflicts
+from colibrid.config.tree import Group, Items, Key, Names, keys, sections, takes
+from colibrid.config.values import LISTS, accepts, checked, describe, shorten
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from colibrid.config.settings import Settings
+
 BUILT_IN = "built-in default"
 _ENVIRONMENT_PREFIX = "COLIBRID_"
-_MIN_PAGE = 4096
-_MAX_PAGE = 1 << 30
-_SHOWN_CHARACTERS = 60
-_S = TypeVar("_S", bound=msgspec.Struct)
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_NAME_LENGTH = 64
+_PRESENT = object()  # the value of a list, of a map and of their entries: they are there, even if they hold nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,273 +50,262 @@ class Loaded:
     origins: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """One leaf of the tree."""
-
-    path: str  # "memory.tiers.kv.bytes"
-    type: Any
-    default: Any
-    kinds: tuple[inspect.Type, ...]  # the alternatives of a union, else one
-
-
-@cache
-def keys() -> Mapping[str, Key]:
-    """Every leaf of Settings by its dotted path, in declaration order."""
-    return MappingProxyType({key.path: key for key in _leaves(Settings, "")})
-
-
 def load(
     path: Path | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Iterable[Override] = (),
 ) -> Loaded:
     """Checked settings. ConfigError holds one line for each thing that is wrong."""
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = dict.fromkeys(keys(), BUILT_IN)
-    errors: list[str] = []
-    collector = _Collector(values, origins, errors)
+    found = _Found()
     if path is not None:
-        _from_file(path, collector)
+        document = reader.read_file(path)
+        found.errors.extend(document.problems)
+        if document.root is not None:
+            found.node(tree.tree(), document.root, "", str(path))
     for name, text in (environment or {}).items():
-        _from_environment(name, text, collector)
+        found.variable(name, text)
     for override in overrides:
-        collector.text(override.key, override.text, override.option)
-    errors.extend(_size_errors(values, origins))
-    if not errors:
-        errors.extend(_cross_errors(values, origins))
-    if errors:
-        raise ConfigError("\n".join(errors))
-    return Loaded(_build(Settings, "", values), MappingProxyType(origins))
+        found.text(override.key, override.text, override.option)
+    found.errors.extend(found.missing(tree.tree(), ""))
+    if not found.errors:
+        settings: Settings = found.build(tree.tree(), "")
+        for conflict in conflicts(settings):
+            at = next((found.origins[key] for key in conflict.keys if found.origins[key] != BUILT_IN), BUILT_IN)
+            found.errors.append(f"{at}: {conflict.message}")
+    if found.errors:
+        raise ConfigError("\n".join(found.errors))
+    return Loaded(settings, MappingProxyType(found.origins))
 
 
 def nearest_key(path: str) -> str | None:
     """The known key that `path` was probably meant to be, None when nothing is near."""
-    leaf = path.rpartition(".")[2]
-    namesakes = [known for known in keys() if known.rpartition(".")[2] == leaf]
+    parent, _, leaf = path.rpartition(".")
+    fixed = [known for known in keys() if "*" not in known]
+    namesakes = [known for known in fixed if known.rpartition(".")[2] == leaf]
     if namesakes:
         return difflib.get_close_matches(path, namesakes, n=1, cutoff=0.0)[0]
-    close = difflib.get_close_matches(path, [*keys(), *_sections()], n=1, cutoff=0.6)
-    if close:
+    group = tree.find(parent) if parent else None
+    if isinstance(group, Group) and (close := difflib.get_close_matches(leaf, group.parts, n=1, cutoff=0.6)):
+        return f"{parent}.{close[0]}"
+    if close := difflib.get_close_matches(path, [*fixed, *sections()], n=1, cutoff=0.6):
         return close[0]
-    by_leaf = {known.rpartition(".")[2]: known for known in keys()}
+    by_leaf = {known.rpartition(".")[2]: known for known in fixed}
     close = difflib.get_close_matches(leaf, by_leaf, n=1, cutoff=0.7)
     return by_leaf[close[0]] if close else None
 
 
-def shorten(text: str) -> str:
-    """`text` in quotes on one line, cut when long: safe to print whatever it holds."""
-    shown = repr(text)
-    return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 4]}...{shown[0]}"
+class _Found:
+    """Owner of the values found so far by their paths; later ones win."""
 
+    def __init__(self) -> None:
+        self.origins: dict[str, str] = {path: BUILT_IN for path in keys() if "*" not in path}
+        self.errors: list[str] = []
+        self._values: dict[str, Any] = {}
 
-class _Collector:
-    """Owner of the values found so far; later calls win."""
+    # ------------------------------------------------------------ sources
 
-    def __init__(self, values: dict[str, Any], origins: dict[str, str], errors: list[str]) -> None:
-        self._values = values
-        self._origins = origins
-        self._errors = errors
+    def node(self, place: tree.Node, node: reader.Node, path: str, source: str) -> None:
+        """What stands at `path` in YAML text."""
+        if isinstance(node, reader.Broken):
+            return
+        at = _at(source, node)
+        if isinstance(place, Key):
+            self._leaf(place, node, path, at, source)
+        elif isinstance(node, reader.Scalar) and node.value is None:  # a section with all lines commented
+            pass
+        elif isinstance(place, Group):
+            self._section(place, node, path, at, source)
+        elif isinstance(place, Names):
+            self._names(place, node, path, at, source)
+        else:
+            self._items(place, node, path, at, source)
 
-    def error(self, message: str) -> None:
-        self._errors.append(message)
-
-    def unknown(self, path: str, text: str | None, origin: str) -> None:
-        near = nearest_key(path)
-        hint = f"did you mean {near}?" if near else "conf/colibrid.yaml lists all keys"
-        given = "" if text is None else f" (given: {shorten(text)})"
-        self.error(f"{origin}: unknown key {shorten(path)}{given}; {hint}")
+    def variable(self, name: str, text: str) -> None:
+        """An environment variable."""
+        path = name.removeprefix(_ENVIRONMENT_PREFIX).lower().replace("__", ".")
+        if isinstance(tree.find(path), Key | Names | Items):
+            self.text(path, text, f"environment {name}")
+            return
+        near = nearest_key(path.replace("_", ".", 1)) or nearest_key(path)
+        variable = f"{_ENVIRONMENT_PREFIX}{near.upper().replace('.', '__')}" if near else None
+        hint = f"did you mean {variable}?" if variable else "write COLIBRID_SECTION__KEY"
+        self.errors.append(f"environment {name}: no such setting (given: {shorten(text)}); {hint}")
 
     def text(self, path: str, text: str, origin: str) -> None:
         """A value from the environment or the command line, where quotes cannot tell text from numbers."""
-        key = keys().get(path)
-        if key is None:
-            self.unknown(path, text, origin)
+        place = tree.find(path)
+        if place is None or isinstance(place, Group):
+            self._unknown(path, text, origin)
             return
-        value: object = reader.plain_value(text)
-        if isinstance(value, str) and _is_list(key, value):
-            value = _listed(key, value)
-        takes_text = any(isinstance(kind, inspect.StrType | inspect.LiteralType) for kind in key.kinds)
-        takes_int = any(isinstance(kind, inspect.IntType) for kind in key.kinds)
-        if takes_text and value is not None and not (takes_int and isinstance(value, int)):
-            value = text
-        self.value(key, value, text, origin)
+        self._present_parents(path, origin)
+        if not isinstance(place, Key) or (text[:1] in ("[", "{") and takes(place, *LISTS, inspect.AnyType)):
+            document = reader.read_text(text, origin)
+            self.errors.extend(document.problems)
+            if document.root is not None:
+                self.node(place, document.root, path, origin)
+            return
+        self._value(place, path, _from_text(place, text), text, origin)
 
-    def items(self, key: Key, node: reader.Sequence, origin: str) -> None:
-        """A list of plain values from the file."""
-        items = [item.value if isinstance(item, reader.Scalar) else None for item in node.items]
-        self.value(key, items, str(items), origin)
+    # ------------------------------------------------------------ results
 
-    def value(self, key: Key, value: object, text: str, origin: str) -> None:
-        try:
-            self._values[key.path] = _checked(key, value)
-            self._origins[key.path] = origin
-        except ConfigError as error:
-            self.error(f"{origin}: {key.path} must be {error} (given: {shorten(text)})")
-
-
-def _from_file(path: Path, collector: _Collector) -> None:
-    try:
-        root = reader.read_file(path)
-    except ConfigError as error:
-        collector.error(str(error))
-        return
-    if root is None:
-        return
-    if not isinstance(root, reader.Mapping):
-        collector.error(f"{path}:{root.position.line}:{root.position.column}: expected sections such as server: …")
-        return
-    _from_mapping(path, root, "", collector)
-
-
-def _from_mapping(path: Path, mapping: reader.Mapping, prefix: str, collector: _Collector) -> None:
-    for entry in mapping.entries:
-        dotted = prefix + entry.key
-        at = f"{path}:{entry.position.line}:{entry.position.column}"
-        node = entry.node
-        if dotted in _sections():
-            if isinstance(node, reader.Mapping):
-                _from_mapping(path, node, f"{dotted}.", collector)
-            elif not (isinstance(node, reader.Scalar) and node.value is None):  # a section with all lines commented
-                collector.error(f"{at}: {dotted} is a section; its keys go into indented lines below it")
-        elif dotted not in keys():
-            collector.unknown(dotted, node.text if isinstance(node, reader.Scalar) else None, at)
-        elif isinstance(node, reader.Scalar):
-            at = f"{path}:{node.position.line}:{node.position.column}"
-            collector.value(keys()[dotted], node.value, node.text, at)
-        elif isinstance(node, reader.Sequence) and _takes(keys()[dotted], inspect.ListType):
-            collector.items(keys()[dotted], node, at)
+    def missing(self, place: tree.Node, path: str) -> Iterator[str]:
+        """Keys without default that nobody gave, and gaps in lists."""
+        if isinstance(place, Group):
+            for name, part in place.parts.items():
+                yield from self.missing(part, f"{path}.{name}" if path else name)
+        elif isinstance(place, Key):
+            if place.default is msgspec.NODEFAULT and path not in self._values:
+                at = self.origins.get(path.rpartition(".")[0], BUILT_IN)
+                yield f"{at}: {path} is missing; it must be {describe(place)}"
         else:
-            kind = "a list" if isinstance(node, reader.Sequence) else "a section"
-            collector.error(f"{at}: {dotted} must be {_describe(keys()[dotted])} (given: {kind})")
+            names = self._entries(path)
+            absent = [str(i) for i in range(len(names)) if str(i) not in names] if isinstance(place, Items) else []
+            if absent:
+                yield f"{self.origins[f'{path}.{names[-1]}']}: there is no {path}.{absent[0]} before it"
+                return
+            for name in names:
+                yield from self.missing(place.item, f"{path}.{name}")
 
+    def build(self, place: tree.Node, path: str) -> Any:
+        """The value of `place`, with defaults."""
+        if isinstance(place, Group):
+            below = {name: f"{path}.{name}" if path else name for name in place.parts}
+            return place.struct(**{name: self.build(part, below[name]) for name, part in place.parts.items()})
+        if isinstance(place, Key):
+            return self._values.get(path, place.default)
+        entries = {name: self.build(place.item, f"{path}.{name}") for name in self._entries(path)}
+        return entries if isinstance(place, Names) else tuple(entries[str(i)] for i in range(len(entries)))
 
-def _from_environment(name: str, text: str, collector: _Collector) -> None:
-    path = name.removeprefix(_ENVIRONMENT_PREFIX).lower().replace("__", ".")
-    if path in keys():
-        collector.text(path, text, f"environment {name}")
-        return
-    near = nearest_key(path.replace("_", ".", 1)) or nearest_key(path)
-    variable = f"{_ENVIRONMENT_PREFIX}{near.upper().replace('.', '__')}" if near else None
-    hint = f"did you mean {variable}?" if variable else "write COLIBRID_SECTION__KEY"
-    collector.error(f"environment {name}: no such setting (given: {shorten(text)}); {hint}")
+    # ------------------------------------------------------------ kinds of places
 
-
-def _checked(key: Key, value: object) -> object:
-    """`value` in the key's type; ConfigError's text is what would be allowed."""
-    if isinstance(value, float) and value.is_integer() and _takes(key, inspect.IntType):
-        value = int(value)  # 1e3 where a whole number is wanted
-    if isinstance(value, str) and (not value or any(ord(character) < 32 for character in value)):
-        raise ConfigError(f"{_describe(key)}, not empty and without control characters")
-    try:
-        return msgspec.convert(value, key.type)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_describe(key)) from error
-
-
-def _takes(key: Key, kind: type[inspect.Type]) -> bool:
-    return any(isinstance(alternative, kind) for alternative in key.kinds)
-
-
-def _is_list(key: Key, text: str) -> bool:
-    """Whether `text`, from the environment or the command line, means a list."""
-    only = all(isinstance(kind, inspect.ListType | inspect.NoneType) for kind in key.kinds)
-    return only or ("," in text and _takes(key, inspect.ListType))
-
-
-def _listed(key: Key, text: str) -> list[reader.Value]:
-    parts = [part.strip() for part in text.removeprefix("[").removesuffix("]").split(",")]
-    names = any(
-        isinstance(kind, inspect.ListType) and isinstance(kind.item_type, inspect.StrType) for kind in key.kinds
-    )
-    return [part if names else reader.plain_value(part) for part in parts]
-
-
-def _describe(key: Key) -> str:
-    """What may stand there: "a whole number from 0 to 65535", "auto, cpu or cuda"."""
-    return " or ".join(_describe_kind(kind) for kind in key.kinds)
-
-
-def _describe_kind(kind: inspect.Type) -> str:
-    if isinstance(kind, inspect.LiteralType):
-        *others, last = [str(value) for value in kind.values]
-        return f"{', '.join(others)} or {last}" if others else last
-    if isinstance(kind, inspect.IntType | inspect.FloatType):
-        noun = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
-        return noun + _describe_bounds(kind)
-    if isinstance(kind, inspect.ListType):
-        return f"a list of at most {kind.max_length} items, each {_describe_kind(kind.item_type)}"
-    if isinstance(kind, inspect.BoolType):
-        return "true or false"
-    if isinstance(kind, inspect.NoneType):
-        return "null"
-    return "text (in quotes if it looks like a number)"
-
-
-def _describe_bounds(kind: inspect.IntType | inspect.FloatType) -> str:
-    if kind.ge is not None and kind.le is not None:
-        return f" from {kind.ge} to {kind.le}"
-    bounds = (("of at least", kind.ge), ("above", kind.gt), ("at most", kind.le), ("below", kind.lt))
-    parts = [f"{words} {bound}" for words, bound in bounds if bound is not None]
-    return f" {' and '.join(parts)}" if parts else ""
-
-
-def _size_errors(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
-    """Of the tiers' sizes, which have bounds that their type cannot show."""
-    for path, value in values.items():
-        leaf = path.rpartition(".")[2]
-        if not path.startswith("memory.tiers.") or leaf not in ("bytes", "page_size") or value == "auto":
-            continue
-        try:
-            size = parse_bytes(value)
-        except ConfigError as error:
-            yield f"{origins[path]}: {path}: {error}, or auto"
-            continue
-        if leaf == "page_size" and (not _MIN_PAGE <= size <= _MAX_PAGE or size & (size - 1)):
-            yield (
-                f"{origins[path]}: {path} must be a power of two from 4KiB to 1GiB or auto "
-                f"(given: {shorten(str(value))})"
+    def _section(self, place: Group, node: reader.Node, path: str, at: str, source: str) -> None:
+        if not isinstance(node, reader.Mapping):
+            name = (
+                f"{path} is a section; its keys go into" if path else "expected sections such as server: with keys in"
             )
+            self.errors.append(f"{at}: {name} indented lines below it")
+            return
+        for entry in node.entries:
+            dotted = f"{path}.{entry.key}" if path else entry.key
+            if entry.key in place.parts:
+                self.node(place.parts[entry.key], entry.node, dotted, source)
+            else:
+                text = entry.node.text if isinstance(entry.node, reader.Scalar) else None
+                self._unknown(dotted, text, _at(source, entry))
 
+    def _names(self, place: Names, node: reader.Node, path: str, at: str, source: str) -> None:
+        if not isinstance(node, reader.Mapping):
+            self.errors.append(f"{at}: {path} is a map; its names go into indented lines below it")
+            return
+        self._set(path, _PRESENT, at)
+        for entry in node.entries:
+            place_of_name = _at(source, entry)
+            if len(entry.key) > _NAME_LENGTH or not _NAME_CHARACTERS.issuperset(entry.key):
+                self.errors.append(
+                    f"{place_of_name}: a name in {path} must be 1 to {_NAME_LENGTH} letters, digits, - and _ "
+                    f"(given: {shorten(entry.key)})"
+                )
+                continue
+            dotted = f"{path}.{entry.key}"
+            if not isinstance(place.item, Key):
+                self._set(dotted, _PRESENT, place_of_name)
+            self.node(place.item, entry.node, dotted, source)
+        if (count := len(self._entries(path))) > place.most:
+            self.errors.append(f"{at}: {path} has {count} names; at most {place.most} are allowed")
 
-def _cross_errors(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
-    """What no single value can show."""
-    paths = ("batch.prefill_chunk", "batch.prefill_tokens")
-    chunk, tokens = (values.get(path, keys()[path].default) for path in paths)
-    if "auto" not in (chunk, tokens) and chunk > tokens:
-        at = next((origins[path] for path in paths if origins[path] != BUILT_IN), BUILT_IN)
-        yield f"{at}: batch.prefill_chunk ({chunk}) must not exceed batch.prefill_tokens ({tokens}); lower the first"
+    def _items(self, place: Items, node: reader.Node, path: str, at: str, source: str) -> None:
+        if not isinstance(node, reader.Sequence):
+            self.errors.append(f"{at}: {path} is a list; its items go into lines below it that begin with -")
+            return
+        for known in [known for known in self._values if known.startswith(f"{path}.")]:
+            del self._values[known]  # a list replaces the one before it
+            self.origins.pop(known, None)
+        self._set(path, _PRESENT, at)
+        if len(node.items) > place.most:
+            self.errors.append(f"{at}: {path} has {len(node.items)} items; at most {place.most} are allowed")
+        for index, item in enumerate(node.items[: place.most]):
+            self._set(f"{path}.{index}", _PRESENT, _at(source, item))
+            self.node(place.item, item, f"{path}.{index}", source)
 
-
-@cache
-def _sections() -> frozenset[str]:
-    found = set[str]()
-    for path in keys():
-        while path := path.rpartition(".")[0]:
-            found.add(path)
-    return frozenset(found)
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, msgspec.Struct)
-
-
-def _leaves(section: type[msgspec.Struct], prefix: str) -> Iterator[Key]:
-    for field in msgspec.structs.fields(section):
-        if _is_section(field.type):
-            yield from _leaves(field.type, f"{prefix}{field.name}.")
+    def _leaf(self, key: Key, node: reader.Node, path: str, at: str, source: str) -> None:
+        if isinstance(node, reader.Scalar):
+            self._value(key, path, node.value, node.text, at)
+        elif takes(key, inspect.AnyType):
+            self._value(key, path, _plain(node), "", at)
+        elif isinstance(node, reader.Sequence) and takes(key, *LISTS):
+            if any(isinstance(item, reader.Broken) for item in node.items):
+                return
+            items: list[Any] = [item.value if isinstance(item, reader.Scalar) else [] for item in node.items]
+            bad = next((item for item, value in zip(node.items, items, strict=True) if not accepts(key, [value])), None)
+            if isinstance(bad, reader.Scalar):
+                self._value(key, path, items, bad.text, _at(source, bad))
+            elif bad is not None:
+                self.errors.append(f"{_at(source, bad)}: {path} must be {describe(key)} (given: {_kind(bad)} in it)")
+            else:
+                self._value(key, path, items, f"{len(items)} items", at)
         else:
-            kind = inspect.type_info(field.type)
-            kinds = tuple(kind.types) if isinstance(kind, inspect.UnionType) else (kind,)
-            yield Key(prefix + field.name, field.type, field.default, kinds)
+            self.errors.append(f"{at}: {path} must be {describe(key)} (given: {_kind(node)})")
+
+    # ------------------------------------------------------------ one value
+
+    def _value(self, key: Key, path: str, value: object, text: str, origin: str) -> None:
+        try:
+            self._set(path, checked(key, value), origin)
+        except ConfigError as error:
+            self.errors.append(f"{origin}: {path} must be {error} (given: {shorten(text)})")
+
+    def _set(self, path: str, value: object, origin: str) -> None:
+        self._values[path] = value
+        self.origins[path] = origin
+
+    def _unknown(self, path: str, text: str | None, origin: str) -> None:
+        near = nearest_key(path)
+        hint = f"did you mean {near}?" if near else "conf/colibrid.yaml lists all keys"
+        given = "" if text is None else f" (given: {shorten(text)})"
+        self.errors.append(f"{origin}: unknown key {shorten(path)}{given}; {hint}")
+
+    def _present_parents(self, path: str, origin: str) -> None:
+        """A key inside a list or map makes its entry."""
+        names = path.split(".")
+        for end in range(1, len(names)):
+            parent = ".".join(names[:end])
+            if parent not in self._values and parent not in sections():
+                self._set(parent, _PRESENT, origin)
+
+    def _entries(self, path: str) -> list[str]:
+        """Names and places that are taken in the map or list."""
+        start = len(path) + 1
+        found = (known[start:].partition(".")[0] for known in self._values if known.startswith(f"{path}."))
+        return list(dict.fromkeys(found))
 
 
-def _build(section: type[_S], prefix: str, values: Mapping[str, Any]) -> _S:
-    arguments: dict[str, Any] = {}
-    for field in msgspec.structs.fields(section):
-        path = prefix + field.name
-        if _is_section(field.type):
-            arguments[field.name] = _build(field.type, f"{path}.", values)
-        elif path in values:
-            arguments[field.name] = values[path]
-    return section(**arguments)
+def _at(source: str, what: reader.Node | reader.Entry) -> str:
+    return f"{source}:{what.position.line}:{what.position.column}"
+
+
+def _kind(node: reader.Node) -> str:
+    return "a list" if isinstance(node, reader.Sequence) else "a section"
+
+
+def _from_text(key: Key, text: str) -> object:
+    """What `text` means to this key."""
+    value: object = reader.plain_value(text)
+    lists = [kind for kind in key.kinds if isinstance(kind, LISTS)]
+    only = all(isinstance(kind, (*LISTS, inspect.NoneType)) for kind in key.kinds)
+    if lists and ("," in text or (only and text != "null")):
+        parts = [part.strip() for part in text.split(",")] if text.strip() else []
+        return (
+            parts if isinstance(lists[0].item_type, inspect.StrType) else [reader.plain_value(part) for part in parts]
+        )
+    takes_text = takes(key, inspect.StrType, inspect.LiteralType)
+    if takes_text and value is not None and not (takes(key, inspect.IntType) and isinstance(value, int)):
+        return text
+    return value
+
+
+def _plain(node: reader.Node) -> object:
+    if isinstance(node, reader.Sequence):
+        return [_plain(item) for item in node.items]
+    if isinstance(node, reader.Mapping):
+        return {entry.key: _plain(entry.node) for entry in node.entries}
+    return node.value if isinstance(node, reader.Scalar) else None

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from colibrid.errors import ConfigError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -70,31 +68,50 @@ class Mapping:
     position: Position
 
 
-Node = Scalar | Sequence | Mapping
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A node that was refused; the reason is among the document's problems."""
+
+    position: Position
 
 
-def read_file(path: Path) -> Node | None:
-    """The document of a file, None when it holds only comments. ConfigError names the file and what is wrong."""
+Node = Scalar | Sequence | Mapping | Broken
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What was understood (None: nothing is set) and, a line each, what was not."""
+
+    root: Node | None
+    problems: tuple[str, ...]
+
+
+def read_file(path: Path) -> Document:
+    """The document of the file."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(f"{path}: cannot read the configuration: {reason}; check the path and its mode") from error
+        return Document(
+            None, (f"{path}: cannot read the configuration: {error.strerror or error}; check the path and its mode",)
+        )
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes; this is not a configuration file")
+        return Document(None, (f"{path}: larger than {MAX_FILE_BYTES} bytes; this is not a configuration file",))
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: not UTF-8; save the file as UTF-8") from error
+        return Document(None, (f"{path}:{line}: not UTF-8; save the file as UTF-8",))
     return read_text(text, str(path))
 
 
-def read_text(text: str, name: str) -> Node | None:
-    """The document of `text`; `name` stands before line and column in errors (all are ConfigError)."""
+def read_text(text: str, name: str) -> Document:
+    """The document of `text`; `name` stands before line and column in problems."""
+    builder = _Builder(name)
     try:
-        return _Builder(name).document(yaml.parse(text, Loader=_LOADER))
+        root = builder.document(yaml.parse(text, Loader=_LOADER))
+    except _HopelessError:
+        root = None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         if error.context == "while scanning a simple key":  # noticed at the next line, but the colon is missing here
@@ -102,9 +119,16 @@ def read_text(text: str, name: str) -> Node | None:
         where = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
         problem = error.problem or "not readable"
         hint = "; indent with spaces, not tabs" if mark is not None and _is_tab(text, mark) else ""
-        raise ConfigError(f"{name}{where}: not valid YAML: {problem}{hint}") from error
-    except yaml.YAMLError as error:  # characters that YAML forbids; carries an offset only
-        raise ConfigError(f"{name}: not valid YAML: a character is not allowed; remove control characters") from error
+        builder.problems.append(f"{name}{where}: not valid YAML: {problem}{hint}")
+        root = None
+    except yaml.YAMLError:  # characters that YAML forbids; carries an offset only
+        builder.problems.append(f"{name}: not valid YAML: a character is not allowed; remove control characters")
+        root = None
+    return Document(root, tuple(builder.problems))
+
+
+class _HopelessError(Exception):
+    """What follows cannot be understood."""
 
 
 def _is_tab(text: str, mark: yaml.Mark) -> bool:
@@ -127,10 +151,11 @@ def plain_value(text: str) -> Value:
 
 
 class _Builder:
-    """Turns YAML events into nodes. One use."""
+    """Turns YAML events into nodes, and goes on after what it refuses. One use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self.problems: list[str] = []
 
     def document(self, events: Iterator[yaml.Event]) -> Node | None:
         root: Node | None = None
@@ -139,7 +164,8 @@ class _Builder:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise self._error(event, "a second document; keep one document in the file")
+                    self._problem(event, "a second document; keep one document in the file")
+                    return root
             elif isinstance(event, yaml.NodeEvent):
                 root = self._node(event, events, 0)
         if isinstance(root, Scalar) and root.value is None and not root.text:
@@ -148,21 +174,25 @@ class _Builder:
 
     def _node(self, event: yaml.Event, events: Iterator[yaml.Event], depth: int) -> Node:
         if isinstance(event, yaml.AliasEvent):
-            raise self._error(event, f"alias *{event.anchor} is not allowed; write the value out")
+            return self._problem(event, f"alias *{event.anchor} is not allowed; write the value out")
         assert isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent)
         if event.anchor is not None:
-            raise self._error(event, f"anchor &{event.anchor} is not allowed; write the value where it is used")
+            self._problem(event, f"anchor &{event.anchor} is not allowed; write the value where it is used")
+        broken = None
         if event.tag is not None:
-            raise self._error(event, f"tag {event.tag} is not allowed; write a plain value")
+            broken = self._problem(event, f"tag {event.tag} is not allowed; write a plain value")
         if depth > MAX_DEPTH:
-            raise self._error(event, f"nested deeper than {MAX_DEPTH} levels; no setting lies that deep")
+            self._problem(event, f"nested deeper than {MAX_DEPTH} levels; no setting lies that deep")
+            raise _HopelessError
+        node: Node
         if isinstance(event, yaml.ScalarEvent):
             plain = event.style is None or event.style == ""
-            return Scalar(plain_value(event.value) if plain else event.value, event.value, _position(event))
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._sequence(event, events, depth)
-        assert isinstance(event, yaml.MappingStartEvent)
-        return self._mapping(event, events, depth)
+            node = Scalar(plain_value(event.value) if plain else event.value, event.value, _position(event))
+        elif isinstance(event, yaml.SequenceStartEvent):
+            node = self._sequence(event, events, depth)
+        else:
+            node = self._mapping(event, events, depth)
+        return broken or node
 
     def _sequence(self, start: yaml.Event, events: Iterator[yaml.Event], depth: int) -> Sequence:
         items: list[Node] = []
@@ -174,18 +204,22 @@ class _Builder:
         entries: dict[str, Entry] = {}
         while not isinstance(event := next(events), yaml.MappingEndEvent):
             key = self._node(event, events, depth + 1)
-            if not isinstance(key, Scalar) or not isinstance(key.value, str) or not key.text:
-                raise self._error(event, "a key must be a name; remove the brackets or the number")
-            if key.text in entries:
+            if isinstance(key, Broken):
+                pass
+            elif not isinstance(key, Scalar) or not isinstance(key.value, str) or not key.text:
+                key = self._problem(event, "a key must be a name; remove the brackets or the number")
+            elif key.text in entries:
                 first = entries[key.text].position
-                raise self._error(event, f"key {key.text!r} is already set in line {first.line}; keep one of them")
+                key = self._problem(event, f"key {key.text!r} is already set in line {first.line}; keep one of them")
             node = self._node(next(events), events, depth + 1)
-            entries[key.text] = Entry(key.text, key.position, node)
+            if isinstance(key, Scalar):
+                entries[key.text] = Entry(key.text, key.position, node)
         return Mapping(tuple(entries.values()), _position(start))
 
-    def _error(self, event: yaml.Event, message: str) -> ConfigError:
+    def _problem(self, event: yaml.Event, message: str) -> Broken:
         at = _position(event)
-        return ConfigError(f"{self._name}:{at.line}:{at.column}: {message}")
+        self.problems.append(f"{self._name}:{at.line}:{at.column}: {message}")
+        return Broken(at)
 
 
 def _position(event: yaml.Event) -> Position:

@@ -70,7 +70,7 @@ _PREFLIGHT = {  # what a page may send that server.allowed_origins lists
 def create_app(state: AppState) -> web.Application:
     """The application that serves `state`."""
     origins = Origins(state.settings.server, has_keys=bool(state.keys))
-    app = web.Application(middlewares=[_pass_through(state.keys, origins)])
+    app = web.Application(middlewares=[_pass_through(state, origins)])
     app[STATE] = state
     app.on_response_prepare.append(_add_headers)
     for route in ROUTES:
@@ -88,7 +88,7 @@ async def start_server(
     await run_application(create_app(state), sockets, stack, tls)
 
 
-def _pass_through(keys: KeyRing, origins: Origins) -> Middleware:
+def _pass_through(state: AppState, origins: Origins) -> Middleware:
     """What every request passes through: identity, access, the error contract, one log line."""
 
     @web.middleware
@@ -100,7 +100,7 @@ def _pass_through(keys: KeyRing, origins: Origins) -> Middleware:
             if context.page is not None and request.method == "OPTIONS":
                 response: web.StreamResponse = web.Response(status=204, headers=_PREFLIGHT)
             else:
-                _check_key(request, context, keys)
+                _check_key(request, context, state.keys)
                 response = await handler(request)
         except asyncio.CancelledError:
             log_request(request, context, _CLIENT_LEFT, quiet=quiet)

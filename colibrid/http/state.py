@@ -1,4 +1,4 @@
-"""What the routes share: made once by the command line, never changed."""
+"""What the routes share: made once by the command line; a reload replaces settings and keys."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ class Incoming:
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class AppState:
-    """One served model and the settings it is served with."""
+    """One served model and the settings it is served with.
+
+    Lives on the event loop. `settings` and `keys` are read anew by each request: `follow` replaces them.
+    """
 
     settings: Settings
     scheduler: GenerationService
@@ -46,14 +49,16 @@ class AppState:
     structured: StructuredOutput = field(init=False)
 
     def __post_init__(self) -> None:
-        made = StructuredOutput(self.text.vocabulary, self.scheduler.info.mask_bytes)
-        object.__setattr__(self, "structured", made)  # the one field that the others say all of
+        self.structured = StructuredOutput(self.text.vocabulary, self.scheduler.info.mask_bytes)
+
+    def follow(self, settings: Settings, keys: KeyRing) -> None:
+        """Serve with these from now on."""
+        self.settings, self.keys = settings, keys
 
     @property
     def aliases(self) -> tuple[str, ...]:
         """Other names that requests may call the served model by."""
-        names = (self.settings.model.aliases or "").split(",")
-        return tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
+        return tuple(dict.fromkeys(self.settings.model.aliases))
 
 
 STATE = web.AppKey("state", AppState)

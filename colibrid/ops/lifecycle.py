@@ -1,6 +1,7 @@
 """The life of the daemon: starting, serving, draining, stopped; signals move it forward, never back.
 
-SIGTERM and SIGINT begin draining, the second one stops now. SIGHUP is logged: there is no reload in this version.
+SIGTERM and SIGINT begin draining, the second one stops now. What SIGHUP does is
+said by whoever watches signals.
 """
 
 from __future__ import annotations
@@ -55,18 +56,15 @@ class Lifecycle:
         assert self._stage is Stage.DRAINING, "only a draining daemon may stop"
         self._stage = Stage.STOPPED
 
-    def watch_signals(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-        """Takes SIGTERM, SIGINT and SIGHUP; the result gives them back."""
+    def watch_signals(self, loop: asyncio.AbstractEventLoop, hangup: Callable[[], None]) -> Callable[[], None]:
+        """Takes SIGTERM, SIGINT and, for `hangup`, SIGHUP; the result gives them back."""
         taken = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
         for number in taken[:2]:
             loop.add_signal_handler(number, self.stop, number.name)
-        loop.add_signal_handler(signal.SIGHUP, self._hangup)
+        loop.add_signal_handler(signal.SIGHUP, hangup)
 
         def give_back() -> None:
             for number in taken:
                 loop.remove_signal_handler(number)
 
         return give_back
-
-    def _hangup(self) -> None:
-        self._log.warning("reload_not_available", hint="restart the daemon to apply a changed configuration")

@@ -190,12 +190,30 @@ def _is_ready(port: int) -> bool:
         connection.close()
 
 
-def test_hangup_is_told_and_survived(model: str, tmp_path: Path) -> None:
-    """SIGHUP says that there is no reload, and serving goes on."""
-    with DaemonProcess(tmp_path, model) as daemon:
-        daemon.wait_ready().signal(signal.SIGHUP)
-        daemon.wait_event("reload_not_available")
-        assert daemon.request("GET", "/readyz")[0] == 200
+def test_hangup_reloads(model: str, tmp_path: Path) -> None:
+    """SIGHUP takes live keys over, names those that need a restart, and refuses a bad file with line and column."""
+    config = tmp_path / "c.yaml"
+    keys = tmp_path / "keys"
+    config.write_text("limits: {max_tokens_default: 3}\n")
+    with DaemonProcess(tmp_path, model, "--config", str(config)) as daemon:
+        status, answer = daemon.wait_ready().request("POST", "/v1/chat/completions", NORWAY)
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
+
+        config.write_text("limits: {max_tokens_default: 5}\nbatch: {slots: 3, window_ms: x}\n")
+        daemon.signal(signal.SIGHUP)
+        refused = daemon.wait_event("reload_refused")
+        assert refused["errors"] == [f"{config}:2:30: batch.window_ms must be a number from 0 to 1000 (given: 'x')"]
+        assert daemon.request("POST", "/v1/chat/completions", NORWAY)[1]["usage"]["completion_tokens"] == 3
+
+        keys.write_text("a-secret-of-mine\n")
+        config.write_text(f"server: {{api_key_file: {keys}}}\nlimits: {{max_tokens_default: 4}}\nbatch: {{slots: 3}}\n")
+        daemon.signal(signal.SIGHUP)
+        assert daemon.wait_event("reload_needs_restart")["keys"] == ["batch.slots"]
+        assert daemon.wait_event("reloaded")["changed"] == ["server.api_key_file", "limits.max_tokens_default"]
+        assert daemon.request("POST", "/v1/chat/completions", NORWAY)[0] == 401
+        bearer = {"Authorization": "Bearer a-secret-of-mine"}
+        status, answer = daemon.request("POST", "/v1/chat/completions", NORWAY, bearer)
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 4)
 
 
 def test_engine_death_is_survived(model: str, tmp_path: Path) -> None:

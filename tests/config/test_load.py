@@ -10,6 +10,7 @@ from colibrid.config import load as config
 from colibrid.config import reader
 from colibrid.config.load import Override, load
 from colibrid.config.settings import Settings
+from colibrid.config.tree import Key
 from colibrid.errors import ConfigError
 
 DOCUMENTED = Path(__file__).parents[2] / "conf" / "colibrid.yaml"
@@ -91,9 +92,9 @@ def test_all_errors_come_at_once(tmp_path: Path) -> None:
         f"{path}:3:9: server.port must be a whole number from 0 to 65535 (given: '70000')",
         f"{path}:4:16: batch.slots must be a whole number from 1 to 64 (given: 'many')",
         f"{path}:5:1: unknown key 'nonsense' (given: '1'); conf/colibrid.yaml lists all keys",
+        f"{path}:6:30: memory.tiers.kv.bytes must be a size such as 64KiB, 2MiB or 1.5GiB, or auto (given: '4 gigs')",
         "environment COLIBRID_SERVER_PORT: no such setting (given: '1'); did you mean COLIBRID_SERVER__PORT?",
         "--max-seq-len: model.max_seq_len must be a whole number of at least 1 or null (given: '0')",
-        f"{path}:6:30: memory.tiers.kv.bytes: '4 gigs' is not a size; write it like 64KiB, 2MiB or 80GiB, or auto",
     ]
 
 
@@ -117,8 +118,8 @@ def test_all_errors_come_at_once(tmp_path: Path) -> None:
      ("experts: {threshold: 1.5}", "experts.threshold must be a number from 0 to 1 (given: '1.5')"),
      ("server: {sse_ping_s: 0}", "server.sse_ping_s must be a number above 0 and at most 3600 (given: '0')"),
      ("batch: {prefill_chunk: 128, prefill_tokens: 64}", "batch.prefill_chunk (128) must not exceed"),
-     ("memory: {tiers: {kv: {bytes: 4gib}}}", "memory.tiers.kv.bytes: '4gib' is not a size"),
-     ("memory: {tiers: {kv: {page_size: 5000}}}", "memory.tiers.kv.page_size must be a power of two"),
+     ("memory: {tiers: {kv: {bytes: 4gib}}}", "memory.tiers.kv.bytes must be a size such as 64KiB, 2MiB or 1.5GiB, or auto (given: '4gib')"),
+     ("memory: {tiers: {kv: {page_size: 5000}}}", "memory.tiers.kv.page_size must be a power of two from 4KiB to 1GiB such as"),
      ("slots: 3", "did you mean batch.slots?")],
 )  # fmt: skip
 def test_each_mistake_says_what_is_allowed(tmp_path: Path, text: str, expected: str) -> None:
@@ -144,8 +145,9 @@ def test_given_text_cannot_forge_lines() -> None:
 def test_bounds_are_never_wider_than_the_reader() -> None:
     """Every default can be written in YAML and read back as itself."""
     for key in config.keys().values():
-        text = "null" if key.default is None else str(key.default).replace("True", "true").replace("False", "false")
-        assert reader.plain_value(text) == key.default
+        if isinstance(key, Key) and key.default != ():
+            text = "null" if key.default is None else str(key.default).replace("True", "true").replace("False", "false")
+            assert reader.plain_value(text) == key.default
 
 
 def test_experts_take_one_number_or_one_for_each_layer(tmp_path: Path) -> None:

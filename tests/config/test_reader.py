@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from colibrid.config import reader
-from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+def _root(text: str) -> reader.Node | None:
+    document = reader.read_text(text, "x.yaml")
+    assert document.problems == ()
+    return document.root
+
+
+def _problems(text: str) -> tuple[str, ...]:
+    return reader.read_text(text, "x.yaml").problems
+
+
 def _only(text: str) -> reader.Scalar:
-    root = reader.read_text(f"key: {text}\n", "x.yaml")
+    root = _root(f"key: {text}\n")
     assert isinstance(root, reader.Mapping)
     node = root.entries[0].node
     assert isinstance(node, reader.Scalar)
@@ -37,7 +46,7 @@ def test_scalars_mean_what_json_would_say(text: str, value: object) -> None:
 
 def test_every_node_knows_its_place() -> None:
     """Keys, values and list items carry line and column, counted from 1."""
-    root = reader.read_text("# top\nserver:\n  port: 80\n  list: [a, b]\n", "x.yaml")
+    root = _root("# top\nserver:\n  port: 80\n  list: [a, b]\n")
     assert isinstance(root, reader.Mapping)
     server = root.entries[0]
     assert server.position == reader.Position(2, 1)
@@ -67,16 +76,15 @@ def test_every_node_knows_its_place() -> None:
 )  # fmt: skip
 def test_surprises_are_refused_with_their_place(text: str, where: str, what: str) -> None:
     """Duplicates, anchors, aliases, tags, further documents and broken YAML name line and column."""
-    with pytest.raises(ConfigError) as caught:
-        reader.read_text(text, "x.yaml")
-    assert str(caught.value).startswith(f"x.yaml{where}")
-    assert what in str(caught.value)
+    (problem,) = _problems(text)
+    assert problem.startswith(f"x.yaml{where}")
+    assert what in problem
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
 def test_an_empty_file_is_no_document(text: str) -> None:
     """A file of comments is valid and sets nothing."""
-    assert reader.read_text(text, "x.yaml") is None
+    assert _root(text) is None
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
@@ -91,11 +99,10 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         (latin, "UTF-8"),
         (huge, "larger"),
     ]:
-        with pytest.raises(ConfigError) as caught:
-            reader.read_file(path)
-        assert str(caught.value).startswith(str(path))
-        assert what in str(caught.value)
-        assert "\n" not in str(caught.value)
+        (problem,) = reader.read_file(path).problems
+        assert problem.startswith(str(path))
+        assert what in problem
+        assert "\n" not in problem
 
 
 @pytest.mark.parametrize(
@@ -105,6 +112,16 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_broken_lines_are_found_where_they_are(text: str, expected: str) -> None:
     """A missing colon is shown in its own line, not in the next; a tab is named."""
-    with pytest.raises(ConfigError) as caught:
-        reader.read_text(text, "x.yaml")
-    assert expected in str(caught.value)
+    (problem,) = _problems(text)
+    assert expected in problem
+
+
+def test_reading_goes_on_after_a_refusal() -> None:
+    """Several refused nodes are told together, the rest is understood, and broken YAML below is told as well."""
+    text = "a: &x 1\nb: *x\na: 2\n3: c\nd: !!int {e: [1]}\nf: 7\n"
+    document = reader.read_text(text, "x.yaml")
+    assert [problem.split(":")[1] for problem in document.problems] == ["1", "2", "3", "4", "5"]
+    assert isinstance(document.root, reader.Mapping)
+    kinds = {entry.key: type(entry.node) for entry in document.root.entries}
+    assert kinds == {"a": reader.Scalar, "b": reader.Broken, "d": reader.Broken, "f": reader.Scalar}
+    assert len(_problems(text + "g: [\n")) == 6

@@ -34,7 +34,7 @@ async def test_models(server: Server) -> None:
 
 async def test_model_ids_may_hold_slashes(make_server: Callable[..., Any]) -> None:
     """An id or alias with slashes is found as a path, escaped or not."""
-    server = await make_server(model={"aliases": "org/family/name"})
+    server = await make_server(model={"aliases": ["org/family/name"]})
     server.service.info = msgspec.structs.replace(server.service.info, model_id="org/name")
     for path in ("/v1/models/org/name", "/v1/models/org%2Fname", "/v1/models/org/family/name"):
         answer = await server.get(path)
@@ -44,7 +44,7 @@ async def test_model_ids_may_hold_slashes(make_server: Callable[..., Any]) -> No
 
 async def test_aliases(make_server: Callable[..., Any]) -> None:
     """model.aliases are listed, and requests may use them; answers carry the model's own id."""
-    server = await make_server(model={"aliases": "gpt-4o, my/model,,gpt-4o"})
+    server = await make_server(model={"aliases": ["gpt-4o", "my/model", "gpt-4o"]})
     assert (await server.get("/v1/models")).json["data"][0]["aliases"] == ["gpt-4o", "my/model"]
     for name in ("gpt-4o", "my/model", "hummingbird-13m"):
         answer = await server.post("/v1/completions", {"prompt": "Hi", "model": name})

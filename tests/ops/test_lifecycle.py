@@ -15,7 +15,7 @@ async def test_first_signal_drains_second_stops() -> None:
     """SIGTERM begins draining, the next one ends waiting."""
     life = Lifecycle()
     life.serving()
-    give_back = life.watch_signals(asyncio.get_running_loop())
+    give_back = life.watch_signals(asyncio.get_running_loop(), lambda: None)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(life.drain.wait(), 5)
@@ -28,14 +28,15 @@ async def test_first_signal_drains_second_stops() -> None:
     assert life.stage is Stage.STOPPED
 
 
-async def test_hangup_changes_nothing() -> None:
-    """SIGHUP does not end the daemon."""
+async def test_hangup_is_passed_on() -> None:
+    """SIGHUP does not end the daemon; it calls whoever asked for it."""
+    hangup = asyncio.Event()
     life = Lifecycle()
     life.serving()
-    give_back = life.watch_signals(asyncio.get_running_loop())
+    give_back = life.watch_signals(asyncio.get_running_loop(), hangup.set)
     try:
         os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.sleep(0.05)
+        await asyncio.wait_for(hangup.wait(), 5)
     finally:
         give_back()
     assert life.stage is Stage.SERVING
