@@ -71,6 +71,7 @@ def _errors(folder: Path, text: str, environment: dict[str, str] | None = None, 
     return [line.replace(f"{folder}/", "") for line in str(caught.value).splitlines()]
 
 
+TEXT = "text (in quotes if it looks like a number)"
 GOOD = """\
 workers:
   - name: a
@@ -133,14 +134,13 @@ plugins: {p: {a: 1, b: 2, c: 3, d: 4, e: 5}}
     assert _errors(tmp_path, text) == [
         "c.yaml:2:13: workers.0.weight must be a whole number from 1 to 9 (given: '10')",
         "c.yaml:3:15: unknown key 'workers.1.wieght' (given: '1'); did you mean workers.1.weight?",
-        "c.yaml:5:30: jobs.one.hosts must be a list of at most 2 items, each text (in quotes if it looks like a number) "
-        + "(given: a list in it)",
+        f"c.yaml:5:30: jobs.one.hosts must be a list of at most 2 items, each {TEXT} (given: a list in it)",
         "c.yaml:6:3: a name in jobs must be 1 to 64 letters, digits, - and _ (given: 'a b')",
         "c.yaml:7:6: jobs.c is a section; its keys go into indented lines below it",
         "c.yaml:5:3: jobs has 3 names; at most 2 are allowed",
         "c.yaml:9:10: numbers is a map; its names go into indented lines below it",
         "c.yaml:10:14: plugins.p has 5 names; at most 4 are allowed",
-        "c.yaml:2:5: workers.0.name is missing; it must be text (in quotes if it looks like a number)",
+        f"c.yaml:2:5: workers.0.name is missing; it must be {TEXT}",
     ]
     assert _errors(tmp_path, "workers: {}\n") == [
         "c.yaml:1:10: workers is a list; its items go into lines below it that begin with -"
