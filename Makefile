@@ -17,7 +17,7 @@ PYTEST := PYTHONSAFEPATH=1 $(BIN)/pytest
 .DEFAULT_GOAL := help
 # Where venv comes without pip (Debian's python3-venv is missing), a python is left behind that the next call would use.
 .DELETE_ON_ERROR:
-.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan fuzz fuzz-http cross lint misra analyze format cubins bench clients clean
+.PHONY: help venv serve lib test test-py test-c test-asan test-valgrind test-tsan fuzz fuzz-http cross lint misra analyze format cubins bench clients config clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -68,6 +68,9 @@ test-tsan: $(VENV)/.dev  ## rings, thread pool and steps under the thread saniti
 	test -f build-tsan/build.ninja || $(MESON) setup build-tsan -Dunit_tests=true -Dcubins=disabled -Dbuildtype=debugoptimized \
 		-Db_sanitize=thread
 	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel engine stage step_threads threads
+
+config: $(VENV)/.dev  ## print conf/colibrid.yaml, its schema and its reference anew, after a change of config/settings.py
+	$(BIN)/python -m colibrid.config.documents .
 
 clients: $(VENV)/.dev $(VENV)/.installed  ## the openai SDKs, langchain, litellm and lm-eval against a daemon: make clients ARGS=openai-3
 	PYTHONSAFEPATH=1 $(BIN)/python tests/clients/run.py $(ARGS)

@@ -7,8 +7,8 @@ A key is one line: its type with bounds (msgspec.Meta), a marker, its default. T
     Restart("…")   a changed value needs a restart; SIGHUP names it
     About("…")     for keys of sections inside lists and maps, where the marker of the list or map counts
 
-and its text says what the key means: conf/colibrid.yaml, conf/colibrid.schema.json, docs/reference/configuration.md and
-`colibrid config` will print it from here. Beside plain values a key may be a list (`tuple[str, ...]`,
+and its text says what the key means: `make config` prints conf/colibrid.yaml, conf/colibrid.schema.json and
+docs/reference/configuration.md from here. Beside plain values a key may be a list (`tuple[str, ...]`,
 `tuple[SomeSection, ...]`) or a map with free names (`dict[str, int]`, `dict[str, SomeSection]`, `dict[str, Any]`), each
 bounded by Meta(max_length); their defaults are () and field(default_factory=dict). config/load enforces all of it,
 config/rules what no single key can show.

@@ -59,7 +59,7 @@ def describe(key: Key) -> str:
     """What may stand there: "a whole number from 0 to 65535", "auto, cpu or cuda"."""
     if key.size is not None:
         return _describe_size(key, key.size)
-    return " or ".join(_describe_kind(kind) for kind in key.kinds)
+    return " or ".join(describe_kind(kind) for kind in key.kinds)
 
 
 def describe_bound(value: float) -> str:
@@ -83,7 +83,8 @@ def _describe_size(key: Key, size: Size) -> str:
     return ", or ".join([f"{noun}{low}{high} such as 64KiB, 2MiB or 1.5GiB", *others])
 
 
-def _describe_kind(kind: inspect.Type) -> str:
+def describe_kind(kind: inspect.Type) -> str:
+    """The same of one alternative."""
     if isinstance(kind, inspect.LiteralType):
         *others, last = [str(value) for value in kind.values]
         return f"{', '.join(others)} or {last}" if others else last
@@ -92,9 +93,9 @@ def _describe_kind(kind: inspect.Type) -> str:
         return noun + _describe_bounds(kind)
     if isinstance(kind, LISTS):
         most = "" if kind.max_length is None else f" at most {kind.max_length}"
-        return f"a list of{most} items, each {_describe_kind(kind.item_type)}"
+        return f"a list of{most} items, each {describe_kind(kind.item_type)}"
     if isinstance(kind, inspect.UnionType):
-        return " or ".join(map(_describe_kind, kind.types))
+        return " or ".join(map(describe_kind, kind.types))
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     if isinstance(kind, inspect.NoneType):
