@@ -87,7 +87,7 @@ AARCH64 := aarch64-linux-gnu-gcc -std=c11 -Wall -Wextra -Wconversion -Wcast-qual
 	-D_FILE_OFFSET_BITS=64 -Iengine_c/include -Iengine_c/src -Iengine_c/cpu -Ibuild/engine_c -c -o /dev/null
 cross: lib  ## compile the engine for aarch64, where a cross compiler is installed
 	@command -v aarch64-linux-gnu-gcc >/dev/null || { echo 'no aarch64-linux-gnu-gcc: skipped'; exit 0; } && \
-		for source in engine_c/src/*.c engine_c/cpu/*.c; do for precision in 0 1 2; do \
+		for source in engine_c/src/*.c engine_c/cpu/*.c; do for precision in 0 1 2 3 4 5; do \
 		$(AARCH64) -DCLB_MODULE_PRECISION=$$precision -DCLB_OPS_TABLE=clb_ops_generic $$source || exit 1; done; done
 
 lint: $(VENV)/.dev  ## ruff, mypy --strict, C format, size of functions and files

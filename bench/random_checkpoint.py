@@ -25,7 +25,7 @@ from colibrid.model.checkpoint import INDEX_FILE, PRECISION_BY_DTYPE, SINGLE_FIL
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from colibrid.model.manifest import Precision
+    from colibrid.model.manifest import FloatPrecision
 
 # Beyond the bundled model's config.json (Qwen2-MoE, heads of 64, 2 of K and V, 4,096 ids, head tied to the embedding).
 SHAPES: dict[str, dict[str, Any]] = {
@@ -87,7 +87,7 @@ def _ffn(prefix: str, hidden: int, width: int) -> Iterator[tuple[str, Shape, Kin
     yield prefix + "down_proj.weight", (hidden, width), "matrix"
 
 
-def write_checkpoint(folder: Path, shape: str, seed: int = 0, precision: Precision = "bf16") -> None:
+def write_checkpoint(folder: Path, shape: str, seed: int = 0, precision: FloatPrecision = "bf16") -> None:
     """Fills `folder`, which may exist. About a second for 100 M weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((BUNDLED_MODEL / "config.json").read_text()) | SHAPES[shape]

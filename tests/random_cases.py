@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from colibrid.model.manifest import Precision
+from colibrid.model.manifest import FloatPrecision
 
-DTYPE_NAMES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+DTYPE_NAMES: dict[FloatPrecision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 PROMPT_LENGTHS = (23, 70)  # the second crosses a chunk border of 64
 
 
@@ -19,7 +19,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     family: str  # a key of _BASE
     config: dict[str, Any]
-    precision: Precision = "fp32"
+    precision: FloatPrecision = "fp32"
     fused: bool = False  # experts.gate_up_proj and experts.down_proj
     shards: int = 1
     seed: int = 0

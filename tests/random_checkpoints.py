@@ -19,7 +19,7 @@ from colibrid.model.checkpoint import PRECISION_BY_DTYPE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colibrid.model.manifest import Precision
+    from colibrid.model.manifest import FloatPrecision
 
 
 def write_checkpoint(case: Case, folder: Path) -> Path:
@@ -31,7 +31,7 @@ def write_checkpoint(case: Case, folder: Path) -> Path:
     return folder
 
 
-def write_tensors(folder: Path, tensors: dict[str, floats.Array], precision: Precision, shards: int = 1) -> None:
+def write_tensors(folder: Path, tensors: dict[str, floats.Array], precision: FloatPrecision, shards: int = 1) -> None:
     """float32 tensors as safetensors of `precision`: one file, or shards with an index."""
     if shards == 1:
         write_safetensors(folder / "model.safetensors", tensors, precision)
@@ -47,7 +47,7 @@ def write_tensors(folder: Path, tensors: dict[str, floats.Array], precision: Pre
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def write_safetensors(path: Path, tensors: dict[str, floats.Array], precision: Precision) -> None:
+def write_safetensors(path: Path, tensors: dict[str, floats.Array], precision: FloatPrecision) -> None:
     """The format by hand: 8 bytes of header length, JSON, data. The library cannot write bf16 from numpy."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     blobs = []

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from colibrid.model.floats import STORAGE, widen
+from colibrid.model.formats import float_of
 from colibrid.model.pack import open_pack
+from colibrid.model.quantised import read_section
 
 if TYPE_CHECKING:
     from colibrid.model.manifest import Layer, Manifest, Section
@@ -142,9 +144,12 @@ class Reference:
 
 def _tensor(data: bytes, section: Section) -> Array:
     """The tensor as flat has it, from either layout: `down` is (width, hidden)."""
+    if section.group_rows:
+        found = read_section(section, data[section.offset : section.offset + section.bytes]).dequantise()
+        return found.astype(np.float64).T if section.role == "down" else found.astype(np.float64)
     rows, cols = section.padded_shape or section.shape
-    values = np.frombuffer(data, STORAGE[section.precision], rows * cols, section.offset)
-    wide = widen(values, section.precision).astype(np.float64)
+    values = np.frombuffer(data, STORAGE[float_of(section)], rows * cols, section.offset)
+    wide = widen(values, float_of(section)).astype(np.float64)
     if section.layout == "flat":
         return wide.reshape(section.shape)
     matrix = wide.reshape(-1, cols, 16).transpose(0, 2, 1).reshape(rows, cols)[: section.shape[0]]

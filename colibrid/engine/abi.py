@@ -10,7 +10,7 @@ from ctypes import POINTER, c_char, c_char_p, c_float, c_int32, c_size_t, c_uint
 from enum import IntEnum, IntFlag
 from typing import ClassVar
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MAX_SLOTS = 64
 MAX_TOP_LOGPROBS = 20
 MAX_BIAS = 1024
@@ -40,6 +40,9 @@ class Precision(IntEnum):
     FP32 = 0
     FP16 = 1
     BF16 = 2
+    INT8 = 3
+    INT4 = 4
+    FP8 = 5
 
 
 class Role(IntEnum):
@@ -174,6 +177,10 @@ class SectionDesc(ctypes.Structure):
         ("layout", c_uint32),
         ("rows", c_uint32),
         ("cols", c_uint32),
+        ("group_rows", c_uint32),
+        ("group_cols", c_uint32),
+        ("scales_offset", c_uint64),
+        ("zeros_offset", c_uint64),
     ]
 
 

@@ -114,6 +114,10 @@ def _section(row: _Row) -> abi.SectionDesc:
         layout=abi.Layout[section.layout.upper()],
         rows=rows,
         cols=cols,
+        group_rows=section.group_rows,
+        group_cols=section.group_cols,
+        scales_offset=section.scales_offset,
+        zeros_offset=section.zeros_offset,
     )
 
 

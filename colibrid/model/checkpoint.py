@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from colibrid.errors import ModelError
-from colibrid.model.manifest import Precision, TextFiles
+from colibrid.model.manifest import FloatPrecision, TextFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MAX_JSON_BYTES = 256 << 20
 MAX_HEADER_BYTES = 100 << 20  # the format's own limit is 100 MB
-PRECISION_BY_DTYPE: dict[str, Precision] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+PRECISION_BY_DTYPE: dict[str, FloatPrecision] = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 # In the pack under the same name; the last two are alternatives.
 TEXT_FILES = (
     "tokenizer.json",
@@ -45,7 +45,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
     bytes: int
 
     @property
-    def precision(self) -> Precision:
+    def precision(self) -> FloatPrecision:
         """ModelError: a type that cannot be converted."""
         found = PRECISION_BY_DTYPE.get(self.dtype)
         if found is None:

@@ -15,8 +15,10 @@ from colibrid.errors import ModelError
 from colibrid.model import layout
 from colibrid.model.checkpoint import TEXT_FILES, Checkpoint, text_files
 from colibrid.model.fingerprint import Dtype, fingerprint
-from colibrid.model.manifest import PACK_VERSION, Backend, Manifest, PackFile, Precision, Section
+from colibrid.model.formats import float_of
+from colibrid.model.manifest import PACK_VERSION, Backend, FloatPrecision, Manifest, PackFile, Section
 from colibrid.model.pack_writer import Crc32c, PackExistsError, PackWriter, Progress, open_writer
+from colibrid.model.quantised import quantised_section
 from colibrid.model.source import CheckpointModel
 from colibrid.model.tiles import file_bytes, tiled
 
@@ -80,7 +82,7 @@ class _Job:
 
     def __init__(self, model: CheckpointModel, dtype: Dtype, backend: Backend) -> None:
         self._model = model
-        self.precision: Precision = model.precision() if dtype == "auto" else dtype
+        self.precision: FloatPrecision = model.precision() if dtype == "auto" else dtype
         if backend == "cuda" and self.precision == "fp32":
             raise ModelError("the cuda backend computes with 16-bit weights; convert with --dtype bf16 or fp16")
         self._files = layout.planned_files(
@@ -96,7 +98,10 @@ class _Job:
         return file_bytes((section, self._section_chunks(section, tensor)) for section, tensor in tensors)
 
     def _section_chunks(self, section: Section, tensor: Tensor) -> Iterator[floats.Array]:
-        rows = self._model.rows(tensor, section.precision)
+        if section.group_rows:
+            yield from quantised_section(section, self._model.rows(tensor, "fp32"))
+            return
+        rows = self._model.rows(tensor, float_of(section))
         if section.layout != "flat":
             yield from tiled(rows, section.layout)
         elif tensor.role == "down":  # flat has it transposed

@@ -13,17 +13,27 @@ from colibrid.model.checkpoint import TEXT_FILES, read_json, text_files
 from colibrid.model.families import family_of
 from colibrid.model.families.config import Config
 from colibrid.model.fingerprint import Dtype, fingerprint
-from colibrid.model.manifest import PACK_VERSION, Backend, Manifest, Precision
+from colibrid.model.manifest import PACK_VERSION, Backend, FloatPrecision, Manifest
 from colibrid.model.pack_writer import open_writer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PRECISION_OF: dict[str, Precision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+    from colibrid.model.layout import FormatOf
+
+_PRECISION_OF: dict[str, FloatPrecision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
-def dummy_manifest(folder: Path, dtype: Dtype = "auto", name: str | None = None, backend: Backend = "cpu") -> Manifest:
+def dummy_manifest(
+    folder: Path,
+    dtype: Dtype = "auto",
+    name: str | None = None,
+    backend: Backend = "cpu",
+    format_of: FormatOf | None = None,
+) -> Manifest:
     """The description of the model that the folder's config.json asks for. auto: bf16 unless config.json says another.
+
+    format_of: of each tensor; else all are in that precision.
 
     Its files are never read, but the description is checked like any other.
 
@@ -44,17 +54,22 @@ def dummy_manifest(folder: Path, dtype: Dtype = "auto", name: str | None = None,
         hyperparameters=description.hyperparameters,
         layers=description.layers,
         files=layout.planned_files(
-            description.hyperparameters, description.layers, precision, layout.LAYOUT_OF[backend]
+            description.hyperparameters, description.layers, precision, layout.LAYOUT_OF[backend], format_of
         ),
         text=text_files(folder, config),
     )
 
 
 def write_dummy_pack(
-    src: Path, dst: Path, dtype: Dtype = "auto", name: str | None = None, backend: Backend = "cpu"
+    src: Path,
+    dst: Path,
+    dtype: Dtype = "auto",
+    name: str | None = None,
+    backend: Backend = "cpu",
+    format_of: FormatOf | None = None,
 ) -> Manifest:
     """Writes colibri.json and the texts to DST. PackExistsError, ModelError: as in convert."""
-    manifest = dummy_manifest(src, dtype, name, backend)
+    manifest = dummy_manifest(src, dtype, name, backend, format_of)
     key = fingerprint(src, dtype, manifest.name, backend, weights=False)
     with open_writer(dst, key, _no_checksum, wait=True) as writer:
         writer.resume(())

@@ -11,31 +11,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from colibrid.model.manifest import Precision
+    from colibrid.model.manifest import FloatPrecision
 
 Array = NDArray[Any]
 
-STORAGE: dict[Precision, np.dtype[Any]] = {
+STORAGE: dict[FloatPrecision, np.dtype[Any]] = {
     "fp32": np.dtype("<f4"),
     "fp16": np.dtype("<f2"),
     "bf16": np.dtype("<u2"),
 }
 # All exponent bits set means infinite or NaN.
-_EXPONENT: dict[Precision, tuple[str, int]] = {
+_EXPONENT: dict[FloatPrecision, tuple[str, int]] = {
     "fp32": ("<u4", 0x7F80_0000),
     "fp16": ("<u2", 0x7C00),
     "bf16": ("<u2", 0x7F80),
 }
 
 
-def widen(values: Array, precision: Precision) -> Array:
+def widen(values: Array, precision: FloatPrecision) -> Array:
     """To float32, exactly."""
     if precision == "bf16":
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32, copy=False)
 
 
-def narrow(values: Array, precision: Precision) -> Array:
+def narrow(values: Array, precision: FloatPrecision) -> Array:
     """From float32; values beyond the largest finite one become infinite."""
     if precision == "fp32":
         return values
@@ -52,11 +52,11 @@ def narrow(values: Array, precision: Precision) -> Array:
     return rounded
 
 
-def convert(values: Array, source: Precision, target: Precision) -> Array:
+def convert(values: Array, source: FloatPrecision, target: FloatPrecision) -> Array:
     return values if source == target else narrow(widen(values, source), target)
 
 
-def count_not_finite(values: Array, precision: Precision) -> int:
+def count_not_finite(values: Array, precision: FloatPrecision) -> int:
     """How many elements are infinite or NaN."""
     kind, mask = _EXPONENT[precision]
     bits = np.ascontiguousarray(values).view(kind)

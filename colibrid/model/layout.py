@@ -18,14 +18,26 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from colibrid.model.manifest import Backend, Hyperparameters, Layer, Layout, PackFile, Precision, Role, Section
+from colibrid.model.formats import FORMATS, Format, align, check_groups, padded, parts
+from colibrid.model.manifest import (
+    Backend,
+    FloatPrecision,
+    Hyperparameters,
+    Layer,
+    Layout,
+    PackFile,
+    Role,
+    Section,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    # What a tensor is to be written as; FP32_ROLES are fp32.
+    FormatOf = Callable[["Tensor"], Format]
 
 DENSE_FILE = "dense.bin"
 SECTION_ALIGNMENT = 256  # bytes
-ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 # Small, and precision matters: always fp32 in a pack, whatever the checkpoint has.
 FP32_ROLES: frozenset[Role] = frozenset(
     ("final_norm", "attn_norm", "qkv_bias", "q_norm", "k_norm", "out_bias", "ffn_norm", "router", "shared_gate"),
@@ -33,8 +45,6 @@ FP32_ROLES: frozenset[Role] = frozenset(
 EXPERT_ROLES: tuple[Role, Role, Role] = ("gate", "up", "down")
 MATRIX_ROLES: frozenset[Role] = frozenset(("embedding", "head", "qkv", "out", "router", *EXPERT_ROLES))
 LAYOUT_OF: dict[Backend, Layout] = {"any": "flat", "cpu": "rows16", "cuda": "mma"}  # of the matrices of a pack
-TILE_ROWS = 16  # of rows16 and mma
-TILE_COLS = 16  # of mma
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -56,9 +66,14 @@ def expert_file_name(layer: int, expert: int) -> str:
     return f"expert_{layer}_{expert}.bin"
 
 
-def precision_of(role: Role, precision: Precision) -> Precision:
+def precision_of(role: Role, precision: FloatPrecision) -> FloatPrecision:
     """The precision that a section of this role has in a pack of `precision`."""
     return "fp32" if role in FP32_ROLES else precision
+
+
+def alike(precision: FloatPrecision) -> FormatOf:
+    """All tensors in one precision, but for those that are always fp32."""
+    return lambda tensor: FORMATS[precision_of(tensor.role, precision)]
 
 
 def dense_tensors(hyper: Hyperparameters, layers: Iterable[Layer]) -> Iterator[Tensor]:
@@ -115,52 +130,61 @@ def shape_of(tensor: Tensor, kind: Layout) -> tuple[int, int]:
     return (cols, rows) if tensor.role == "down" and kind != "flat" else (rows, cols)
 
 
-def padded(shape: tuple[int, int], kind: Layout) -> tuple[int, int]:
-    """rows, cols that the bytes of a section hold."""
-    if kind == "flat":
-        return shape
-    return (align(shape[0], TILE_ROWS), align(shape[1], TILE_COLS) if kind == "mma" else shape[1])
-
-
-def place(tensors: Iterable[Tensor], precision: Precision, matrices: Layout) -> tuple[Section, ...]:
-    """Sections for the tensors of one file, each 256-aligned, in the given order."""
+def place(tensors: Iterable[Tensor], format_of: FormatOf, matrices: Layout) -> tuple[Section, ...]:
+    """Sections for the tensors of one file, each 256-aligned, in the given order. ModelError: groups do not fit."""
     sections = []
     offset = 0
     for tensor in tensors:
-        kind = precision_of(tensor.role, precision)
-        laid_out = layout_of(tensor.role, matrices)
-        shape = shape_of(tensor, laid_out)
-        rows, cols = padded(shape, laid_out)
-        size = rows * cols * ELEMENT_BYTES[kind]
-        sections.append(
-            Section(
-                role=tensor.role,
-                offset=offset,
-                bytes=size,
-                precision=kind,
-                shape=shape,
-                padded_shape=None if (rows, cols) == shape else (rows, cols),
-                layout=laid_out,
-                layer=tensor.layer if tensor.expert is None else None,
-            )
-        )
-        offset = align(offset + size, SECTION_ALIGNMENT)
+        section = place_one(tensor, format_of(tensor), layout_of(tensor.role, matrices), offset)
+        sections.append(section)
+        offset = align(offset + section.bytes, SECTION_ALIGNMENT)
     return tuple(sections)
 
 
+def place_one(tensor: Tensor, form: Format, kind: Layout, offset: int) -> Section:
+    """The section of a tensor that begins at `offset`."""
+    shape = shape_of(tensor, kind)
+    groups = form.groups_of(shape)
+    check_groups(tensor.label(), form.precision, shape, groups)
+    held = padded(shape, kind, form.precision)
+    found = parts(form.precision, kind, shape, groups, zero_points=form.zero_points)
+    return Section(
+        role=tensor.role,
+        offset=offset,
+        bytes=found.bytes,
+        precision=form.precision,
+        shape=shape,
+        padded_shape=None if held == shape else held,
+        layout=kind,
+        layer=tensor.layer if tensor.expert is None else None,
+        group_rows=groups[0],
+        group_cols=groups[1],
+        scales_offset=offset + found.scales_at if found.scales else 0,
+        zeros_offset=offset + found.zeros_at if found.zeros else 0,
+    )
+
+
 def planned_files(
-    hyper: Hyperparameters, layers: Iterable[Layer], precision: Precision, matrices: Layout
+    hyper: Hyperparameters,
+    layers: Iterable[Layer],
+    precision: FloatPrecision,
+    matrices: Layout,
+    format_of: FormatOf | None = None,
 ) -> tuple[PackFile, ...]:
-    """dense.bin and one file per routed expert, with sections and sizes but without checksums."""
+    """dense.bin and one file per routed expert, with sections and sizes but without checksums.
+
+    format_of: of each tensor; else all are in `precision`. ModelError: groups of a format do not fit a matrix.
+    """
     table = tuple(layers)
-    files = [_file(DENSE_FILE, place(dense_tensors(hyper, table), precision, matrices))]
+    chosen = format_of or alike(precision)
+    files = [_file(DENSE_FILE, place(dense_tensors(hyper, table), chosen, matrices))]
     seen: set[str] = set()
     for index, layer in enumerate(table):
         for expert, name in enumerate(layer.expert_files):
             if name not in seen:
                 seen.add(name)
                 tensors = expert_tensors(hyper.hidden, index, expert, layer.expert_width)
-                files.append(_file(name, place(tensors, precision, matrices)))
+                files.append(_file(name, place(tensors, chosen, matrices)))
     return tuple(files)
 
 
@@ -168,12 +192,8 @@ def _file(name: str, sections: tuple[Section, ...]) -> PackFile:
     return PackFile(name=name, bytes=sections[-1].offset + sections[-1].bytes, sections=sections)
 
 
-def align(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
-
-
 def packed(file: PackFile) -> PackFile:
-    """The same file with no gaps between its sections."""
+    """The same file, of sections that are not quantised, with no gaps between them."""
     sections = []
     offset = 0
     for section in file.sections:

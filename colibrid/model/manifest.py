@@ -13,7 +13,8 @@ from msgspec import Meta
 # Rises when an old pack would be misread: a field that must be there, or another meaning. A new field with a default
 # changes nothing in old packs, and a version that does not know it refuses the pack by the field's name.
 PACK_VERSION = 1
-Precision = Literal["fp32", "fp16", "bf16"]
+FloatPrecision = Literal["fp32", "fp16", "bf16"]
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int4", "fp8"]  # the last three are quantised: formats.py
 Layout = Literal["flat", "rows16", "mma"]  # how a matrix lies in its file: docs/PACK.md
 Backend = Literal["any", "cpu", "cuda"]
 QkNorm = Literal["none", "head", "row"]
@@ -38,12 +39,14 @@ class Section(_Value, frozen=True, kw_only=True):
     precision: Precision
     shape: tuple[Count, Count]  # rows, cols; flat `down` is transposed: (width, hidden)
     padded_shape: tuple[Count, Count] | None = (
-        None  # none: as shape; rows16: rows padded to a multiple of 16, mma: columns too
+        None  # none: as shape; rows16: rows padded to a multiple of 16, columns of int8 to 4; mma: both to 16
     )
     layout: Layout = "flat"
     layer: Count | None = None
-    scales: str | None = None  # for quantised precisions: where these lie; none today
-    zero_points: str | None = None
+    group_rows: Count = 0  # rows and columns that share a scale; 0: not quantised
+    group_cols: Count = 0
+    scales_offset: Size = 0  # bytes from the start of the file; a section is values, scales, zero points
+    zeros_offset: Size = 0  # 0: none
 
 
 class PackFile(_Value, frozen=True, kw_only=True):
@@ -110,7 +113,7 @@ class Manifest(_Value, frozen=True, kw_only=True):
     backend: Backend  # flat packs are for any, rows16 packs for the CPU, mma packs for CUDA
     family: str  # the checkpoint's architecture, e.g. Qwen2MoeForCausalLM
     name: str  # default model id
-    precision: Precision  # of most weights; sections are authoritative
+    precision: FloatPrecision  # of most weights that are not quantised; sections are authoritative
     created_by: str = ""
     hyperparameters: Hyperparameters
     layers: tuple[Layer, ...]

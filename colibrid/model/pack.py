@@ -24,7 +24,7 @@ from colibrid.errors import ModelError
 from colibrid.model import layout
 from colibrid.model.checkpoint import read_bounded
 from colibrid.model.families.rope import inverse_frequencies
-from colibrid.model.manifest import PACK_VERSION, Backend, Hyperparameters, Layer, Manifest, PackFile, Precision
+from colibrid.model.manifest import PACK_VERSION, Backend, FloatPrecision, Hyperparameters, Layer, Manifest, PackFile
 from colibrid.model.pack_check import check_manifest
 from colibrid.model.pack_writer import MANIFEST_FILE
 
@@ -179,7 +179,7 @@ def _fill_files(filled: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]
     try:
         hyper = msgspec.convert(filled.get("hyperparameters"), Hyperparameters)
         layers = msgspec.convert(filled.get("layers"), tuple[Layer, ...])
-        precision = msgspec.convert(filled.get("precision"), Precision)
+        precision = msgspec.convert(filled.get("precision"), FloatPrecision)
         matrices = layout.LAYOUT_OF.get(msgspec.convert(filled.get("backend"), Backend), "flat")
     except msgspec.ValidationError:
         return filled

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from colibrid.errors import ModelError
-from colibrid.model import layout
+from colibrid.model import formats, layout
 from colibrid.model.families.base import (
     MAX_EXPERTS,
     MAX_EXPERTS_PER_TOKEN,
@@ -117,33 +117,48 @@ def _check_file(file: PackFile) -> None:
     end_of_last = 0
     for section in sorted(file.sections, key=lambda s: s.offset):
         where = f"{file.name}: section {_label(section)}"
-        element = layout.ELEMENT_BYTES[section.precision]
         rows, cols = section.padded_shape or section.shape
         if section.layout != layout.layout_of(section.role, section.layout):
             raise ModelError(f"{where}: layout {section.layout} is for matrices, expected flat")
-        wanted = layout.padded(section.shape, section.layout)
+        wanted = formats.padded(section.shape, section.layout, section.precision)
         if (rows, cols) != wanted:
             raise ModelError(
                 f"{where}: padded_shape is ({rows}, {cols}), but layout {section.layout} pads {section.shape} to {wanted}"
             )
-        if section.bytes != rows * cols * element or not section.bytes:
-            raise ModelError(
-                f"{where}: {rows * cols * element} bytes expected for ({rows}, {cols}), {section.bytes} found"
-            )
-        if section.offset % element:
-            raise ModelError(f"{where}: offset {section.offset} is not a multiple of {element}")
+        _check_numbers(where, section, (rows, cols))
         if section.offset < end_of_last:
             raise ModelError(f"{where}: overlaps the section before it")
         end_of_last = section.offset + section.bytes
         if end_of_last > file.bytes:
             raise ModelError(f"{where}: ends at byte {end_of_last}, but the file has {file.bytes}")
-        if section.scales is not None or section.zero_points is not None:
-            raise ModelError(f"{where}: scales and zero_points are not supported yet")
     blocks = -(-file.bytes // CRC_BLOCK)
     if file.crc32c is not None and len(file.crc32c) != blocks:
         raise ModelError(f"{file.name}: {len(file.crc32c)} crc32c values found, {blocks} expected, one per started MiB")
     if file.sha256 is not None and (len(file.sha256) != 64 or not set(file.sha256) <= set("0123456789abcdef")):
         raise ModelError(f"{file.name}: sha256 is not 64 hexadecimal digits")
+
+
+def _check_numbers(where: str, section: Section, held: tuple[int, int]) -> None:
+    """Groups, bytes, and where scales and zero points lie."""
+    quantised = section.precision in formats.SCALE_BYTES
+    if quantised and section.role in layout.FP32_ROLES:
+        raise ModelError(f"{where}: {section.precision} found, expected fp32")
+    formats.check_groups(where, section.precision, section.shape, (section.group_rows, section.group_cols))
+    if section.zeros_offset and section.precision != "int4":
+        raise ModelError(f"{where}: zero points are for int4, not for {section.precision}")
+    parts = formats.parts_of_section(section)
+    if section.bytes != parts.bytes or not section.bytes:
+        raise ModelError(f"{where}: {parts.bytes} bytes expected for {held}, {section.bytes} found")
+    element = formats.PART_ALIGNMENT if quantised else formats.ELEMENT_BYTES[formats.float_of(section)]
+    if section.offset % element:
+        raise ModelError(f"{where}: offset {section.offset} is not a multiple of {element}")
+    for name, found, there, at in (
+        ("scales_offset", section.scales_offset, quantised, parts.scales_at),
+        ("zeros_offset", section.zeros_offset, bool(section.zeros_offset), parts.zeros_at),
+    ):
+        expected = section.offset + at if there else 0
+        if found != expected:
+            raise ModelError(f"{where}: {name} is {found}, expected {expected}")
 
 
 def _label(section: Section) -> str:

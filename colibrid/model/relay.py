@@ -15,6 +15,7 @@ from colibrid.errors import ModelError
 from colibrid.model import floats
 from colibrid.model.checkpoint import TEXT_FILES
 from colibrid.model.fingerprint import pack_fingerprint
+from colibrid.model.formats import float_of
 from colibrid.model.pack_writer import CRC_BLOCK, Crc32c, Progress, open_writer
 from colibrid.model.relaid import Places, relaid
 from colibrid.model.tiles import file_bytes, tiled
@@ -66,7 +67,7 @@ class _Source:
     def _section(self, planned: PackFile, section: Section) -> Iterator[floats.Array]:
         file, flat = self._places.find(planned, section)
         self._check(file)
-        storage = floats.STORAGE[flat.precision]
+        storage = floats.STORAGE[float_of(flat)]
         values = np.memmap(self._pack.path / file.name, storage, "r", flat.offset, flat.shape)
         if section.layout == "flat":
             yield values

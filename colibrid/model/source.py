@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from colibrid.model.checkpoint import Checkpoint, TensorInfo
     from colibrid.model.layout import Tensor
-    from colibrid.model.manifest import Precision
+    from colibrid.model.manifest import FloatPrecision
 
 BLOCK_BYTES = 32 << 20  # of source rows read at once
 _SHOWN = 3  # names listed in a message about many tensors
@@ -43,9 +43,9 @@ class CheckpointModel:
             for expert, name in enumerate(layer.expert_files):
                 self.tensors[name] = layout.expert_tensors(hyper.hidden, index, expert, layer.expert_width)
 
-    def precision(self) -> Precision:
+    def precision(self) -> FloatPrecision:
         """The type of most of the checkpoint's bytes."""
-        sizes: Counter[Precision] = Counter()
+        sizes: Counter[FloatPrecision] = Counter()
         for info in self.checkpoint.tensors.values():
             sizes[info.precision] += info.bytes
         if not sizes:
@@ -81,7 +81,7 @@ class CheckpointModel:
         hyper, layers = self.description.hyperparameters, self.description.layers
         return recipe(self.family.names, hyper, layers, tensor, self.checkpoint.tensors)
 
-    def rows(self, tensor: Tensor, target: Precision) -> Iterator[floats.Array]:
+    def rows(self, tensor: Tensor, target: FloatPrecision) -> Iterator[floats.Array]:
         """Blocks (rows, cols) of the matrix as it multiplies, outputs by inputs; of a vector, pieces (1, n)."""
         for source in self.recipe(tensor):
             yield from self._blocks(source, target)
@@ -111,7 +111,7 @@ class CheckpointModel:
                 return False
         return True
 
-    def _blocks(self, source: Source, target: Precision) -> Iterator[floats.Array]:
+    def _blocks(self, source: Source, target: FloatPrecision) -> Iterator[floats.Array]:
         """The source's rows (rows, cols) in the target precision, some at a time."""
         info = self.checkpoint.tensors[source.name]
         cols = source.shape[-1]
@@ -127,7 +127,7 @@ class CheckpointModel:
             yield _checked(values, info, target)
 
 
-def _checked(values: floats.Array, info: TensorInfo, target: Precision) -> floats.Array:
+def _checked(values: floats.Array, info: TensorInfo, target: FloatPrecision) -> floats.Array:
     """Converted values. ModelError naming the tensor if one is or becomes infinite or NaN."""
     bad = floats.count_not_finite(values, info.precision)
     if bad:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from colibrid.model.layout import TILE_COLS, TILE_ROWS
+from colibrid.model.formats import TILE_COLS, TILE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

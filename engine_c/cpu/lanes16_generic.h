@@ -91,6 +91,15 @@ static inline clb_lanes16 clb_lanes16_load_half(const uint16_t* values) {
                        clb_float4_of_half(words[3])};
 }
 
+/* A 256th of each of 16 e4m3 numbers. */
+static inline clb_lanes16 clb_lanes16_load_fp8(const uint8_t* values) {
+  uint16_t halves[16];
+  for (size_t i = 0; i < 16u; ++i) {
+    halves[i] = clb_half_of_fp8(values[i]);
+  }
+  return clb_lanes16_load_half(halves);
+}
+
 /* Rounded to nearest even; what is too large becomes the largest half. */
 static inline void clb_lanes16_store_half(clb_lanes16 lanes, uint16_t* values) {
   float wide[16];

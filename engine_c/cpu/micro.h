@@ -36,15 +36,19 @@ typedef struct clb_micro {
 } clb_micro;
 
 /* precision is constant. */
-static CLB_ALWAYS_INLINE size_t clb_micro_bytes(const uint32_t precision) { return precision == CLB_FP32 ? 4u : 2u; }
+static CLB_ALWAYS_INLINE size_t clb_micro_bytes(const uint32_t precision) {
+  return precision == CLB_FP32 ? 4u : precision == CLB_FP8 ? 1u : 2u;
+}
 
-/* The 16 numbers of one column. */
+/* The 16 numbers of one column; a 256th of them of FP8. */
 static CLB_ALWAYS_INLINE clb_lanes16 clb_micro_column(const uint32_t precision, const void* place) {
   switch (precision) {
     case CLB_FP32:
       return clb_lanes16_load(place);
     case CLB_FP16:
       return clb_lanes16_load_half(place);
+    case CLB_FP8:
+      return clb_lanes16_load_fp8(place);
     default:
       return clb_lanes16_load_bf16(place);
   }

@@ -1,6 +1,6 @@
 /*
  * module.c: a kernel module over rows16. One source, compiled once per instruction set (which lanes16.h looks up) and
- * weight precision (-DCLB_MODULE_PRECISION=0 fp32, 1 fp16, 2 bf16); exports clb_module_entry and nothing else.
+ * weight precision (-DCLB_MODULE_PRECISION=0 fp32, 1 fp16, 2 bf16, 5 fp8); exports clb_module_entry and nothing else.
  *
  * Order of additions (what row independence stands on): colibri.h. A lane is a row, so no sum ever crosses lanes.
  *
@@ -13,7 +13,10 @@
  * For many it has few tiles, which stay in the first-level cache for the groups of all tokens while the next ones are
  * prefetched. Weights are widened where they are used: beside the sums that costs nothing.
  *
- * Thread-safe and re-entrant: no state, no allocation; 108 KiB of stack.
+ * Of fp8 the numbers are added up unscaled within a group, a row or 128 of its columns; a group's sum times its scale
+ * is what is added to the others.
+ *
+ * Thread-safe and re-entrant: no state, no allocation; 140 KiB of stack.
  */
 #include <stddef.h>
 #include <string.h>
@@ -32,6 +35,12 @@ static inline float widen_one(weight_t value) { return value; }
 #define MODULE_PRECISION CLB_FP16
 typedef uint16_t weight_t;
 static inline float widen_one(weight_t value) { return clb_float_of_half(value); }
+#elif CLB_MODULE_PRECISION == 5
+#define MODULE_NAME CLB_ISA "-fp8"
+#define MODULE_PRECISION CLB_FP8
+typedef uint8_t weight_t;
+#define WIDENED 256.0f /* what the numbers of lanes16 are to be multiplied with beside their scale */
+static inline float widen_one(weight_t value) { return clb_float_of_half(clb_half_of_fp8(value)) * WIDENED; }
 #else
 #define MODULE_NAME CLB_ISA "-bf16"
 #define MODULE_PRECISION CLB_BF16
@@ -51,8 +60,14 @@ enum {
 /* Some tiles of one call, and some of its tokens. */
 typedef struct chunk {
   const weight_t* tiles[CHUNK]; /* first column of each */
-  const float* inputs[PANEL];   /* of each token */
-  size_t count;                 /* tiles */
+#if CLB_MODULE_PRECISION == 5
+  const float* scales[CHUNK]; /* of each tile: of its rows, or of its groups */
+  size_t group;               /* columns of one */
+  int by_block;               /* 1: a group has several rows */
+  clb_micro_sums totals[CHUNK];
+#endif
+  const float* inputs[PANEL]; /* of each token */
+  size_t count;               /* tiles */
   size_t tokens;
   size_t cols;
   size_t stride;              /* weights from a tile to the one of the next chunk */
@@ -83,24 +98,91 @@ static void add_columns(chunk* work, const float* x, size_t begin, size_t cols) 
   clb_micro_run(&product, work->tokens, GROUP, INPUT_STRIDE, add_group);
 }
 
-/* sums = the products of all tiles and tokens, block by block. */
-static void multiply(chunk* work) {
-  _Alignas(64) float gathered[PANEL * INPUT_STRIDE];
+#if CLB_MODULE_PRECISION == 5
+/* Matrix `operand` delivers tile n of a chunk, from `row` on. */
+static void take_tile(chunk* work, size_t n, const clb_operand* operand, size_t row) {
+  const size_t groups = (work->cols + operand->group_cols - 1) / operand->group_cols;
+  work->tiles[n] = (const weight_t*)operand->values + row * work->cols;
+  work->scales[n] =
+      (const float*)operand->scales + (operand->group_rows == 1 ? row : row / operand->group_rows * groups);
+  work->group = operand->group_cols;
+  work->by_block = operand->group_rows != 1;
+}
+
+static size_t block_cols(const chunk* work) { return work->group < BLOCK_COLS ? work->group : BLOCK_COLS; }
+
+static void clear(chunk* work, clb_micro_sums* sums) {
+  for (size_t n = 0; n < work->count; ++n) {
+    for (size_t t = 0; t < work->tokens; ++t) {
+      sums[n][t] = clb_lanes16_spread(0.0f);
+    }
+  }
+}
+
+static void begin_sums(chunk* work) {
+  clear(work, work->sums);
+  clear(work, work->totals);
+}
+
+/* The columns before `end` are added up: what a finished group gives goes to the totals. */
+static void end_block(chunk* work, size_t end) {
+  if (end != work->cols && end % work->group != 0) {
+    return;
+  }
+  for (size_t n = 0; n < work->count; ++n) {
+    const clb_lanes16 scale = work->by_block ? clb_lanes16_spread(work->scales[n][(end - 1) / work->group])
+                                             : clb_lanes16_load(work->scales[n]);
+    for (size_t t = 0; t < work->tokens; ++t) {
+      const clb_lanes16 widened = clb_lanes16_multiply(work->sums[n][t], clb_lanes16_spread(WIDENED));
+      work->totals[n][t] = clb_lanes16_add_product(work->totals[n][t], widened, scale);
+    }
+  }
+  clear(work, work->sums);
+}
+
+static const clb_micro_sums* results(const chunk* work) { return work->totals; }
+#else
+static void take_tile(chunk* work, size_t n, const clb_operand* operand, size_t row) {
+  work->tiles[n] = (const weight_t*)operand->values + row * work->cols;
+}
+
+static size_t block_cols(const chunk* work) {
+  (void)work;
+  return BLOCK_COLS;
+}
+
+static void begin_sums(chunk* work) {
   for (size_t n = 0; n < work->count; ++n) {
     for (size_t t = 0; t < work->tokens; ++t) {
       work->sums[n][t] = clb_lanes16_spread(0.0f);
     }
   }
-  for (size_t begin = 0; begin < work->cols; begin += BLOCK_COLS) {
-    const size_t cols = work->cols - begin < BLOCK_COLS ? work->cols - begin : BLOCK_COLS;
+}
+
+static void end_block(const chunk* work, size_t end) {
+  (void)work;
+  (void)end;
+}
+
+static const clb_micro_sums* results(const chunk* work) { return work->sums; }
+#endif
+
+/* The products of all tiles and tokens, block by block. */
+static void multiply(chunk* work) {
+  _Alignas(64) float gathered[PANEL * INPUT_STRIDE];
+  const size_t block = block_cols(work);
+  begin_sums(work);
+  for (size_t begin = 0; begin < work->cols; begin += block) {
+    const size_t cols = work->cols - begin < block ? work->cols - begin : block;
     if (work->tokens == 1) {
       add_columns(work, work->inputs[0] + begin, begin, cols);
-      continue;
+    } else {
+      for (size_t t = 0; t < work->tokens; ++t) {
+        memcpy(gathered + t * INPUT_STRIDE, work->inputs[t] + begin, cols * sizeof(float));
+      }
+      add_columns(work, gathered, begin, cols);
     }
-    for (size_t t = 0; t < work->tokens; ++t) {
-      memcpy(gathered + t * INPUT_STRIDE, work->inputs[t] + begin, cols * sizeof(float));
-    }
-    add_columns(work, gathered, begin, cols);
+    end_block(work, begin + cols);
   }
 }
 
@@ -137,7 +219,7 @@ static void linear(const clb_linear_args* args) {
     for (size_t row = args->row_begin; row < args->row_end; row += CHUNK * ROWS) {
       work.count = smaller(CHUNK, (args->row_end - row + ROWS - 1) / ROWS);
       for (size_t n = 0; n < work.count; ++n) {
-        work.tiles[n] = (const weight_t*)args->weights + (row + n * ROWS) * work.cols;
+        take_tile(&work, n, &args->weights, row + n * ROWS);
       }
       multiply(&work);
       for (size_t n = 0; n < work.count; ++n) {
@@ -146,7 +228,8 @@ static void linear(const clb_linear_args* args) {
         const clb_lanes16 bias = args->bias == NULL ? clb_lanes16_spread(0.0f) : load_rows(args->bias + at, rows);
         for (size_t t = 0; t < work.tokens; ++t) {
           const size_t place = args->outputs == NULL ? first + t : args->outputs[first + t];
-          store_rows(clb_lanes16_add(work.sums[n][t], bias), rows, args->output + place * args->output_stride + at);
+          store_rows(clb_lanes16_add(results(&work)[n][t], bias), rows,
+                     args->output + place * args->output_stride + at);
         }
       }
     }
@@ -164,14 +247,14 @@ static void gate_up(const clb_gated_linear_args* args) {
       const size_t count = smaller(HALF, (args->row_end - row + ROWS - 1) / ROWS);
       work.count = 2 * count;
       for (size_t n = 0; n < count; ++n) { /* side by side, so that a pair of tiles is a tile of each */
-        work.tiles[2 * n] = (const weight_t*)args->gate + (row + n * ROWS) * work.cols;
-        work.tiles[2 * n + 1] = (const weight_t*)args->up + (row + n * ROWS) * work.cols;
+        take_tile(&work, 2 * n, &args->gate, row + n * ROWS);
+        take_tile(&work, 2 * n + 1, &args->up, row + n * ROWS);
       }
       multiply(&work);
       for (size_t n = 0; n < count; ++n) {
         const size_t at = row + n * ROWS;
         for (size_t t = 0; t < work.tokens; ++t) {
-          store_rows(clb_lanes16_silu_times(work.sums[2 * n][t], work.sums[2 * n + 1][t]), args->row_end - at,
+          store_rows(clb_lanes16_silu_times(results(&work)[2 * n][t], results(&work)[2 * n + 1][t]), args->row_end - at,
                      args->output + (first + t) * args->output_stride + at);
         }
       }
@@ -179,11 +262,19 @@ static void gate_up(const clb_gated_linear_args* args) {
   }
 }
 
-static void widen_row(const void* weights, uint32_t row, uint32_t cols, float* output) {
-  const weight_t* const lane = (const weight_t*)weights + (size_t)(row / ROWS) * cols * ROWS + row % ROWS;
+static void widen_row(const clb_operand* weights, uint32_t row, uint32_t cols, float* output) {
+  const weight_t* const lane = (const weight_t*)weights->values + (size_t)(row / ROWS) * cols * ROWS + row % ROWS;
   for (size_t c = 0; c < cols; ++c) {
     output[c] = widen_one(lane[c * ROWS]);
   }
+#if CLB_MODULE_PRECISION == 5
+  const float* const scales = weights->scales;
+  const size_t groups = (cols + weights->group_cols - 1) / weights->group_cols;
+  for (size_t c = 0; c < cols; ++c) {
+    const size_t group = row / weights->group_rows * groups + c / weights->group_cols;
+    output[c] *= scales[group];
+  }
+#endif
 }
 
 static const clb_module module_table = {
@@ -193,7 +284,7 @@ static const clb_module module_table = {
     .precision = MODULE_PRECISION,
     .layout = CLB_LAYOUT_ROWS16,
     .rank = CLB_ISA_RANK,
-    .reserved = 0,
+    .reads_codes = 0,
     .supported = clb_isa_supported,
     .linear = linear,
     .gate_up = gate_up,

@@ -27,6 +27,11 @@ static inline uint32_t clb_bits_of_float(float value) {
 
 static inline float clb_float_of_bf16(uint16_t value) { return clb_float_of_bits((uint32_t)value << 16); }
 
+/* e4m3 as the half of a 256th of its value: exponents are biased by 7 there and by 15 here. */
+static inline uint16_t clb_half_of_fp8(uint8_t value) {
+  return (uint16_t)(((uint32_t)value & 0x80u) << 8 | ((uint32_t)value & 0x7fu) << 7);
+}
+
 /* Exact also under flush-to-zero: a subnormal half is made from an integer, never from a subnormal float. */
 static inline float clb_float_of_half(uint16_t value) {
   const uint32_t sign = ((uint32_t)value & 0x8000u) << 16;

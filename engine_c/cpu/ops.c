@@ -9,6 +9,7 @@
 
 #include "attention_kernel.h"
 #include "lanes16.h"
+#include "number.h"
 
 extern const clb_ops CLB_OPS_TABLE;
 
@@ -80,6 +81,49 @@ static void rope(const float* table, uint32_t half, uint32_t heads, float* value
   }
 }
 
+/* One block: its scale and the sum of its codes. Rounded by an addition, so that every table has the same bits. */
+static float encode_block(const float* x, int8_t* codes, int32_t* sum) {
+  const uint32_t magnitude = 0x7fffffffu;
+  const uint32_t infinite = 0x7f800000u;
+  uint32_t largest = 0;
+  for (size_t i = 0; i < CLB_CODE_BLOCK; ++i) {
+    const uint32_t bits = clb_bits_of_float(x[i]) & magnitude;
+    largest = bits > largest ? bits : largest;
+  }
+  const float most = clb_float_of_bits(largest);
+  *sum = 0;
+  if (largest >= infinite || most < 0x1p-100f) {
+    (void)memset(codes, 0, CLB_CODE_BLOCK);
+    return largest >= infinite ? clb_float_of_bits(0x7fc00000u) : 0.0f;
+  }
+  const float inverse = 127.0f / most;
+  int32_t total = 0;
+  for (size_t i = 0; i < CLB_CODE_BLOCK; ++i) {
+    const int32_t code = (int32_t)clb_bits_of_float(x[i] * inverse + 0x1.8p23f) - 0x4b400000;
+    codes[i] = (int8_t)code;
+    total += code;
+  }
+  *sum = total;
+  return most / 127.0f;
+}
+
+static void encode(const float* input, uint32_t cols, unsigned char* codes) {
+  const size_t blocks = (size_t)clb_code_blocks(cols);
+  int8_t* const values = (int8_t*)codes;
+  float* const scales = (float*)(void*)(codes + blocks * CLB_CODE_BLOCK);
+  int32_t* const sums = (int32_t*)(void*)(scales + blocks);
+  for (size_t b = 0; b < blocks; ++b) {
+    const size_t first = b * CLB_CODE_BLOCK;
+    const float* x = input + first;
+    float rest[CLB_CODE_BLOCK] = {0};
+    if (first + CLB_CODE_BLOCK > cols) {
+      (void)memcpy(rest, x, (cols - first) * sizeof(float));
+      x = rest;
+    }
+    scales[b] = encode_block(x, values + first, &sums[b]);
+  }
+}
+
 const clb_ops CLB_OPS_TABLE = {
     .name = CLB_ISA,
     .rank = CLB_ISA_RANK,
@@ -90,6 +134,7 @@ const clb_ops CLB_OPS_TABLE = {
     .add_scaled = add_scaled,
     .rms_norm = rms_norm,
     .rope = rope,
+    .encode = encode,
     .kv_append = clb_kernel_kv_append,
     .attention = clb_kernel_attention,
 };

@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "attention.h"
+#include "colibri.h"
 
 typedef struct clb_ops {
   const char* name; /* "avx2" */
@@ -34,6 +35,8 @@ typedef struct clb_ops {
   /* output[t][c] = input[t][c] / sqrt(mean of input[t]^2 + epsilon) * weight[c]; output may be input */
   void (*rms_norm)(const float* input, const float* weight, float epsilon, uint32_t tokens, uint32_t cols,
                    float* output);
+  /* A row of codes (colibri.h) of `cols` values. The same bits in every table. */
+  void (*encode)(const float* input, uint32_t cols, unsigned char* codes);
   /* Turns each of `heads` vectors of 2 * half values by a table of clb_rope_table. */
   void (*rope)(const float* table, uint32_t half, uint32_t heads, float* values);
   /* Writes K and V of one position, given as (2, kv_heads, head_dim) fp32: K, then V. fp16 rounds to nearest even and

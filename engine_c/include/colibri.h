@@ -49,7 +49,7 @@ extern "C" {
 #define CLB_API
 #endif
 
-#define CLB_ABI_VERSION 2u
+#define CLB_ABI_VERSION 3u
 
 /* Limits: everything is bounded, in the unit that its name says. */
 #define CLB_MAX_SLOTS 64u
@@ -91,15 +91,24 @@ typedef struct clb_error {
 
 /* ------------------------------------------------------------------ model */
 
-enum { CLB_FP32 = 0, CLB_FP16 = 1, CLB_BF16 = 2 }; /* clb_precision */
+/* clb_precision. The last three are quantised: a number is (value - zero) * scale, scale and zero those of its group.
+   INT8: -127 .. 127, fp16 scales, no zeros. INT4: 0 .. 15, two to a byte, fp16 scales; zeros 0 .. 15, or 8 everywhere.
+   FP8: e4m3 (largest 448, no infinities), fp32 scales, no zeros. */
+enum { CLB_FP32 = 0, CLB_FP16 = 1, CLB_BF16 = 2, CLB_INT8 = 3, CLB_INT4 = 4, CLB_FP8 = 5 };
 
 /* How the elements of a section lie in a file. In memory every matrix of the CPU is rows16; vectors stay flat.
    flat: row-major; down is transposed: (width, hidden). The form to exchange packs in, repacked while loading.
    rows16: rows are padded with zeros to a multiple of 16; element (r, c) of a (rows, cols) matrix lies at
            ((r / 16) * cols + c) * 16 + r % 16, so 16 rows of one column are one vector:
              tile 0:  (0,0) (1,0) .. (15,0) | (0,1) (1,1) .. (15,1) | ...    tile 1:  (16,0) (17,0) .. | ...
+           INT8 and INT4 have four columns side by side, so that 64 bytes are four columns of 16 rows, or eight:
+           int8 (r, c) is byte ((r / 16) * (cols4 / 4) + c / 4) * 64 + r % 16 * 4 + c % 4, cols4 = cols padded to 4;
+           int4 (r, c) is in byte ((r / 16) * (cols / 8) + c / 8) * 64 + r % 16 * 4 + c % 4, in its low half if c / 4 is
+           even. Scales and zeros of groups of one row: number ((r / 16) * groups + c / group_cols) * 16 + r % 16, rows
+           padded; scales of blocks of several rows: row-major by block.
    mma:    tiles of 16 x 16 in the order in which a GPU's lanes read them (kernels_cu/abi.h), rows and columns padded
-           with zeros to multiples of 16. Matrices of 16-bit weights of packs for CUDA; the router stays flat there. */
+           with zeros to multiples of 16. Matrices of 16-bit weights of packs for CUDA; the router stays flat there.
+   Quantised matrices are never flat. */
 enum { CLB_LAYOUT_FLAT = 0, CLB_LAYOUT_ROWS16 = 1, CLB_LAYOUT_MMA = 2 }; /* clb_layout */
 
 #define CLB_TILE_ROWS 16u /* rows of one tile of rows16 */
@@ -151,6 +160,7 @@ enum {
   CLB_ROLE_DOWN = 15        /* (d, w); flat: transposed, (w, d) */
 }; /* clb_role */
 
+/* A quantised section is values, then scales, then zeros if there are any, each at a multiple of 256 bytes. */
 typedef struct clb_section_desc {
   uint32_t role;   /* clb_role */
   int32_t layer;   /* -1 for EMBEDDING, HEAD, FINAL_NORM */
@@ -162,6 +172,10 @@ typedef struct clb_section_desc {
   uint32_t layout;    /* clb_layout */
   uint32_t rows;
   uint32_t cols;
+  uint32_t group_rows;    /* rows and columns of a group; 0 unless quantised; a scale per row: 1 and cols */
+  uint32_t group_cols;    /* INT4: divides cols; the last group of the others may be short */
+  uint64_t scales_offset; /* bytes from the start of the file; 0 unless quantised */
+  uint64_t zeros_offset;  /* the same; 0 = none */
 } clb_section_desc;
 
 /* One file of the model folder, opened with openat(dir_fd, name). Two sections, of any layers, may
@@ -547,17 +561,46 @@ CLB_API uint32_t clb_crc32c(uint32_t crc, const void* data, size_t bytes);
  * sums are added in rising order. So its bits are the same for any tokens, lists and row range.
  * Index lists: inputs[i] is the row of `input` that token i reads, outputs[i] the row of `output` that it writes;
  * NULL: row i.
+ * Modules of INT8 and INT4 read `codes` instead of `input` (clb_module.reads_codes): the same rows, rounded to 8 bits
+ * in blocks of 32, made once for all products of a stage. Integers are summed exactly in each block; code scale times
+ * sum is added up by blocks in rising order within a group; these sums times the group's scale, by groups. A group of
+ * any format that ends within a block of additions ends that block.
  */
+
+/* A matrix as a kernel reads it. All but values is 0 unless it is quantised. */
+typedef struct clb_operand {
+  const void* values; /* (rows, cols) in the module's precision */
+  const void* scales;
+  const void* zeros; /* NULL: none */
+  uint32_t group_rows;
+  uint32_t group_cols;
+} clb_operand;
+
+/*
+ * A row of codes, from a multiple of 64 bytes on; blocks = cols / 32, rounded up:
+ *   | int8 codes, blocks * 32, zeros behind cols | fp32 scale of each block | int32 sum of the codes of each block |
+ * scale = m / 127, m the largest magnitude of the block; code = x * (127 / m) rounded to nearest even, in fp32. Below
+ * m = 2^-100 scale and codes are 0; with a NaN or an infinity among them the scale is NaN and codes are 0.
+ */
+#define CLB_CODE_BLOCK 32u
+
+static inline uint64_t clb_code_blocks(uint32_t cols) {
+  return ((uint64_t)cols + CLB_CODE_BLOCK - 1u) / CLB_CODE_BLOCK;
+}
+static inline uint64_t clb_code_row_bytes(uint32_t cols) {
+  return (clb_code_blocks(cols) * (CLB_CODE_BLOCK + 8u) + 63u) / 64u * 64u;
+}
 
 /* output[outputs[i]][r] = sum_c weights[r][c] * input[inputs[i]][c] (+ bias[r]), r in [row_begin, row_end). */
 typedef struct clb_linear_args {
-  const void* weights;     /* (rows, cols) in the module's precision */
-  const float* bias;       /* (rows) or NULL */
-  const float* input;      /* (.., cols) */
-  float* output;           /* (.., rows) */
-  const uint32_t* inputs;  /* (tokens) or NULL */
-  const uint32_t* outputs; /* (tokens) or NULL */
-  uint64_t input_stride;   /* floats between rows */
+  clb_operand weights;        /* (rows, cols) */
+  const float* bias;          /* (rows) or NULL */
+  const float* input;         /* (.., cols) */
+  const unsigned char* codes; /* (.., clb_code_row_bytes(cols)): of input's rows; NULL unless the module reads them */
+  float* output;              /* (.., rows) */
+  const uint32_t* inputs;     /* (tokens) or NULL */
+  const uint32_t* outputs;    /* (tokens) or NULL */
+  uint64_t input_stride;      /* floats between rows */
   uint64_t output_stride;
   uint32_t tokens;
   uint32_t cols;
@@ -567,12 +610,13 @@ typedef struct clb_linear_args {
 
 /* output[i][r] = silu(gate[r] . x) * (up[r] . x), x = input[inputs[i]], r in [row_begin, row_end). */
 typedef struct clb_gated_linear_args {
-  const void* gate;       /* (rows, cols) in the module's precision */
-  const void* up;         /* (rows, cols) */
-  const float* input;     /* (.., cols) */
-  float* output;          /* (tokens, rows) */
-  const uint32_t* inputs; /* (tokens) or NULL */
-  uint64_t input_stride;  /* floats between rows */
+  clb_operand gate;           /* (rows, cols) */
+  clb_operand up;             /* (rows, cols) */
+  const float* input;         /* (.., cols) */
+  const unsigned char* codes; /* as above */
+  float* output;              /* (tokens, rows) */
+  const uint32_t* inputs;     /* (tokens) or NULL */
+  uint64_t input_stride;      /* floats between rows */
   uint64_t output_stride;
   uint32_t tokens;
   uint32_t cols;
@@ -583,16 +627,16 @@ typedef struct clb_gated_linear_args {
 typedef struct clb_module {
   uint32_t abi_version;
   uint32_t struct_bytes;
-  const char* name;   /* "generic-bf16" */
-  uint32_t precision; /* clb_precision */
-  uint32_t layout;    /* clb_layout: rows16 */
-  uint32_t rank;      /* of several that fit, the highest supported one is taken; generic = 0 */
-  uint32_t reserved;
+  const char* name;           /* "generic-bf16" */
+  uint32_t precision;         /* clb_precision */
+  uint32_t layout;            /* clb_layout: rows16 */
+  uint32_t rank;              /* of several that fit, the highest supported one is taken; generic = 0 */
+  uint32_t reads_codes;       /* 1: linear and gate_up read `codes`, else `input` */
   int32_t (*supported)(void); /* 1 if this machine can run it */
   void (*linear)(const clb_linear_args* args);
   void (*gate_up)(const clb_gated_linear_args* args);
   /* output[c] = weights[row][c], widened to fp32 */
-  void (*row)(const void* weights, uint32_t row, uint32_t cols, float* output);
+  void (*row)(const clb_operand* weights, uint32_t row, uint32_t cols, float* output);
 } clb_module;
 
 /* The one symbol that a module exports: const clb_module* clb_module_entry(void). */

@@ -46,14 +46,13 @@ static int32_t check_piece_values(const clb_cuda_reader* state, uint64_t begin, 
     if (from >= to) {
       continue;
     }
-    const uint64_t count = (to - from) / clb_element_bytes(section->precision);
-    const uint64_t index = clb_first_not_finite(data + (from - begin), section->precision, count);
-    if (index != count) {
+    const uint64_t bad = section->offset + clb_first_bad_byte(section, from - section->offset, to - section->offset,
+                                                              data + (from - begin));
+    if (bad != to) {
       char text[CLB_PLACE_BYTES];
       const clb_place place = {section->role, section->layer, section->expert};
       return clb_fail(error, CLB_ERR_NOT_FINITE, "file %s: %s: the value at byte %" PRIu64 " is NaN or infinite",
-                      model->file_table[state->file].name, clb_place_text(place, text),
-                      from + index * clb_element_bytes(section->precision));
+                      model->file_table[state->file].name, clb_place_text(place, text), bad);
     }
   }
   return CLB_OK;

@@ -4,7 +4,13 @@
  * Value i of a section, counted as in the flat layout, is uniform with mean 0, from a hash of (seed, role, layer,
  * expert) stepped i times, so it depends on nothing else: not on precision, layout or order of filling. The spread
  * keeps activations near 1: a matrix with n inputs has standard deviation 1 / sqrt(n), the embedding 1, biases 0.1;
- * norms are exactly 1. Pure functions; no state.
+ * norms are exactly 1.
+ *
+ * Of a quantised matrix the value itself is random, from the same hash, and all groups have the same scale: int8
+ * -127 .. 127 with scale w / 127 (w: half the width of the distribution), int4 0 .. 15 with w / 8 and zero points 8,
+ * fp8 any finite bits, whose root mean square is 112, with w / 194.
+ *
+ * Pure functions; no state.
  */
 #include <math.h>
 #include <string.h>
@@ -85,4 +91,60 @@ void clb_dummy_fill(uint64_t seed, clb_place place, uint32_t precision, uint32_t
       store(data, precision, clb_rows16_index(row, col, cols), 0.0f);
     }
   }
+}
+
+/* Value `index` of a quantised matrix, as its bits. */
+static uint8_t bits_at(uint64_t key, uint64_t index, uint32_t precision) {
+  const uint8_t byte = (uint8_t)(mix(key + (index + 1u) * 0x9e3779b97f4a7c15u) >> 56);
+  switch (precision) {
+    case CLB_INT8:
+      return byte == 0x80u ? 0x81u : byte;
+    case CLB_INT4:
+      return byte >> 4;
+    default:
+      return (byte & 0x7fu) == 0x7fu ? byte ^ 1u : byte;
+  }
+}
+
+static void store_bits(uint8_t* values, const clb_section_desc* section, uint64_t row, uint64_t col, uint8_t bits) {
+  const uint64_t tile = row / CLB_TILE_ROWS;
+  const uint64_t lane = row % CLB_TILE_ROWS;
+  const uint64_t cols = section->cols;
+  switch (section->precision) {
+    case CLB_INT8:
+      values[(tile * (clb_align_up(cols, 4) / 4u) + col / 4u) * 64u + lane * 4u + col % 4u] = bits;
+      break;
+    case CLB_INT4: {
+      uint8_t* const pair = &values[(tile * (cols / 8u) + col / 8u) * 64u + lane * 4u + col % 4u];
+      *pair = col / 4u % 2u == 0u ? bits : (uint8_t)(*pair | (bits << 4));
+      break;
+    }
+    default:
+      values[clb_rows16_index(row, col, cols)] = bits;
+      break;
+  }
+}
+
+void clb_dummy_quantised(uint64_t seed, const clb_section_desc* section, void* data) {
+  CLB_ASSERT(clb_is_quantised(section->precision) && section->layout == CLB_LAYOUT_ROWS16);
+  const clb_place place = {section->role, section->layer, section->expert};
+  const uint64_t key = clb_dummy_key(seed, place);
+  const float half = clb_dummy_half_width(section->role, section->cols);
+  const clb_parts parts = clb_parts_of(section);
+  uint8_t* const bytes = data;
+  (void)memset(bytes, 0, (size_t)parts.values);
+  for (uint64_t row = 0; row < section->rows; ++row) {
+    for (uint64_t col = 0; col < section->cols; ++col) {
+      const uint64_t number = section->role == CLB_ROLE_DOWN ? col * section->rows + row : row * section->cols + col;
+      store_bits(bytes, section, row, col, bits_at(key, number, section->precision));
+    }
+  }
+  const uint32_t wide = section->precision == CLB_FP8 ? CLB_FP32 : CLB_FP16;
+  const float scale = section->precision == CLB_INT8   ? half / 127.0f
+                      : section->precision == CLB_INT4 ? half / 8.0f
+                                                       : half / 194.0f;
+  for (uint64_t i = 0; i < parts.scales / clb_element_bytes(wide); ++i) {
+    store(bytes + parts.scales_at, wide, i, scale);
+  }
+  (void)memset(bytes + parts.zeros_at, 8, (size_t)parts.zeros);
 }

@@ -84,6 +84,7 @@ typedef struct clb_sizes {
   uint64_t step_bytes;   /* step buffers */
   uint64_t slot_bytes;   /* slot memory, all slots */
   uint64_t stack_bytes;  /* of the worker threads; 0 when there are none */
+  uint64_t reads_codes;  /* 1: there are weights whose kernels want codes */
   uint64_t swap_bytes;   /* swap slots: part of the weights tier on the CPU, beside it on CUDA */
   uint64_t weights_tier; /* bytes of each tier, a multiple of its page */
   uint64_t kv_tier;

@@ -102,6 +102,29 @@ static void* carve(carver* at, uint64_t count, uint64_t element_bytes) {
   return at->base == NULL ? NULL : at->base + offset;
 }
 
+static bool reads_codes(const clb_model_desc* model) {
+  bool found = false;
+  for (uint32_t i = 0; i < model->section_count && !found; ++i) {
+    const uint32_t precision = model->section_table[i].precision;
+    found = precision == CLB_INT8 || precision == CLB_INT4;
+  }
+  return found;
+}
+
+/* Of the rows that go into the attention's products, the head, or down of the routed experts. */
+static uint64_t code_bytes(const clb_engine_config* config, const clb_sizes* sizes) {
+  const clb_model_desc* const model = config->model;
+  const uint32_t q = model->heads * model->head_dim;
+  const uint64_t rows = sizes->step_tokens > CLB_LOGIT_ROWS ? sizes->step_tokens : CLB_LOGIT_ROWS;
+  const uint64_t dense = rows * clb_code_row_bytes(model->hidden > q ? model->hidden : q);
+  const uint64_t routed = (uint64_t)sizes->step_tokens * sizes->k_max * clb_code_row_bytes(sizes->expert_width);
+  return sizes->reads_codes == 0u ? 0u : dense > routed ? dense : routed;
+}
+
+static uint64_t shared_code_bytes(const clb_sizes* sizes) {
+  return sizes->reads_codes != 0u ? (uint64_t)sizes->step_tokens * clb_code_row_bytes(sizes->shared_width) : 0u;
+}
+
 uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes* sizes, unsigned char* base,
                                 clb_step_buffers* buffers) {
   const clb_model_desc* const model = config->model;
@@ -123,6 +146,8 @@ uint64_t clb_place_step_buffers(const clb_engine_config* config, const clb_sizes
   buffers->shared_output = carve(&at, tokens * hidden, sizeof(float));
   buffers->head_input = carve(&at, CLB_LOGIT_ROWS * hidden, sizeof(float));
   buffers->logits = carve(&at, CLB_LOGIT_ROWS * vocab, sizeof(float));
+  buffers->codes = carve(&at, code_bytes(config, sizes), 1);
+  buffers->shared_codes = carve(&at, shared_code_bytes(sizes), 1);
   buffers->scratch_stride = (clb_sampler_scratch_bytes(model->vocab_size) + 63u) & ~UINT64_C(63);
   buffers->sampler_scratch = carve(&at, scratches, buffers->scratch_stride);
   buffers->draws = carve(&at, CLB_LOGIT_ROWS, sizeof *buffers->draws);
@@ -241,6 +266,7 @@ int32_t clb_plan_weights_cpu(const clb_engine_config* config, clb_sizes* sizes, 
 
 int32_t clb_plan_memory_cpu(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
   clb_step_buffers unused;
+  sizes->reads_codes = reads_codes(config->model) ? 1u : 0u;
   sizes->step_bytes = clb_place_step_buffers(config, sizes, NULL, &unused);
   sizes->stack_bytes = clb_threads_stack_bytes(config->threads);
   sizes->backend_bytes = clb_kernels_bytes(config->model);

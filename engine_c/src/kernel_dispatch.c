@@ -64,15 +64,19 @@ static const clb_module* find_module(const clb_kernels* kernels, const clb_tenso
   return best;
 }
 
+static clb_operand operand_of(const clb_tensor* tensor) {
+  return (clb_operand){tensor->data, tensor->scales, tensor->zeros, tensor->group_rows, tensor->group_cols};
+}
+
 /* A tensor with its kernel; all zero if the model has none. */
 static int32_t bind_matrix(const clb_kernels* kernels, const clb_tensor* tensor, clb_matrix* matrix, clb_error* error) {
-  static const char* const precision_names[] = {"fp32", "fp16", "bf16"};
+  static const char* const precision_names[] = {"fp32", "fp16", "bf16", "int8", "int4", "fp8"};
   (void)memset(matrix, 0, sizeof *matrix);
   if (tensor->data == NULL) {
     return CLB_OK;
   }
-  CLB_ASSERT(tensor->precision <= CLB_BF16);
-  *matrix = (clb_matrix){tensor->data, find_module(kernels, tensor), tensor->rows, tensor->cols};
+  CLB_ASSERT(tensor->precision <= CLB_FP8);
+  *matrix = (clb_matrix){operand_of(tensor), find_module(kernels, tensor), tensor->rows, tensor->cols};
   if (matrix->kernel == NULL) {
     return fail(error, precision_names[tensor->precision], "is needed by the model, but none runs on this machine");
   }
@@ -91,14 +95,17 @@ static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* w
     return status;
   }
   if (up->precision != gate->precision || down->precision != gate->precision || up->layout != gate->layout ||
-      down->layout != gate->layout) {
-    return clb_fail(error, CLB_ERR_UNSUPPORTED,
-                    "layer %d expert %d: gate, up and down must have one precision and layout", (int)layer,
-                    (int)expert);
+      down->layout != gate->layout || up->group_rows != gate->group_rows || up->group_cols != gate->group_cols ||
+      (up->zeros == NULL) != (gate->zeros == NULL)) {
+    return clb_fail(
+        error, CLB_ERR_UNSUPPORTED,
+        "layer %d expert %d: gate, up and down must have one precision and layout, gate and up also one kind "
+        "of groups",
+        (int)layer, (int)expert);
   }
-  entry->gate = gate->data;
-  entry->up = up->data;
-  entry->down = down->data;
+  entry->gate = operand_of(gate);
+  entry->up = operand_of(up);
+  entry->down = operand_of(down);
   entry->kernel = matrix.kernel;
   entry->width = gate->rows;
   return CLB_OK;
@@ -147,7 +154,7 @@ static int32_t bind_model(clb_kernels* kernels, const clb_model_desc* model, con
   if (status == CLB_OK) {
     status = bind_matrix(kernels, clb_weight(weights, CLB_ROLE_HEAD, -1, -1), &kernels->head, error);
   }
-  if (kernels->head.data == NULL) {
+  if (kernels->head.weights.values == NULL) {
     kernels->head = kernels->embedding;
   }
   kernels->final_norm = clb_weight(weights, CLB_ROLE_FINAL_NORM, -1, -1)->data;

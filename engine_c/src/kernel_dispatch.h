@@ -26,18 +26,18 @@
 
 #define CLB_MAX_MODULES 32u
 
-/* A weight matrix (rows, cols) and its kernels. data NULL: the model has none. */
+/* A weight matrix (rows, cols) and its kernels. weights.values NULL: the model has none. */
 typedef struct clb_matrix {
-  const void* data;
+  clb_operand weights;
   const clb_module* kernel;
   uint32_t rows;
   uint32_t cols;
 } clb_matrix;
 
 typedef struct clb_expert_entry {
-  const void* gate; /* (width, hidden); NULL: the layer has no such expert */
-  const void* up;   /* (width, hidden) */
-  const void* down; /* (hidden, width) */
+  clb_operand gate; /* (width, hidden); values NULL: the layer has no such expert */
+  clb_operand up;   /* (width, hidden) */
+  clb_operand down; /* (hidden, width) */
   const clb_module* kernel;
   uint32_t width;
   uint32_t reserved;

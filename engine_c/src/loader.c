@@ -64,7 +64,7 @@ static void plan_dummy(const clb_model_desc* model, clb_loader_sizes* sizes) {
   uint64_t end = 0;
   clb_place place = {0, -1, -1};
   do {
-    clb_tensor tensor;
+    clb_tensor tensor = {0};
     uint64_t offset = 0;
     (void)lay_out(model, place, &end, &tensor, &offset);
   } while (clb_place_next(model, &place));
@@ -268,9 +268,42 @@ uint64_t clb_first_not_finite(const void* data, uint32_t precision, uint64_t cou
   return count;
 }
 
+static int32_t not_finite(const clb_section_desc* section, const clb_file_desc* file, uint64_t value, uint64_t row,
+                          uint64_t col, clb_error* error) {
+  char text[CLB_PLACE_BYTES];
+  const clb_place place = {section->role, section->layer, section->expert};
+  return clb_fail(error, CLB_ERR_NOT_FINITE,
+                  "file %s: %s: value %" PRIu64 " (row %" PRIu64 ", column %" PRIu64 ") is NaN or infinite", file->name,
+                  clb_place_text(place, text), value, row, col);
+}
+
+static int32_t check_quantised(const clb_section_desc* section, const clb_file_desc* file, const unsigned char* data,
+                               clb_error* error) {
+  const uint64_t bad = clb_first_bad_byte(section, 0, section->bytes, data);
+  if (bad == section->bytes) {
+    return CLB_OK;
+  }
+  const clb_parts parts = clb_parts_of(section);
+  const char* const what = bad < parts.scales_at                       ? "a value"
+                           : parts.zeros == 0u || bad < parts.zeros_at ? "a scale"
+                                                                       : "";
+  char text[CLB_PLACE_BYTES];
+  const clb_place place = {section->role, section->layer, section->expert};
+  (void)clb_place_text(place, text);
+  if (what[0] != '\0') {
+    return clb_fail(error, CLB_ERR_NOT_FINITE, "file %s: %s: %s, at byte %" PRIu64 ", is NaN or infinite", file->name,
+                    text, what, section->offset + bad);
+  }
+  return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s: the zero point at byte %" PRIu64 " is above 15", file->name,
+                  text, section->offset + bad);
+}
+
 /* data: the section in memory. The message counts its values as the file does. */
 static int32_t check_finite(const clb_section_desc* section, const clb_file_desc* file, const clb_tensor* tensor,
                             clb_error* error) {
+  if (clb_is_quantised(section->precision)) {
+    return check_quantised(section, file, tensor->data, error);
+  }
   const uint64_t padded =
       tensor->layout == CLB_LAYOUT_ROWS16 ? clb_align_up(tensor->rows, CLB_TILE_ROWS) : tensor->rows;
   const uint64_t count = padded * tensor->cols;
@@ -287,12 +320,25 @@ static int32_t check_finite(const clb_section_desc* section, const clb_file_desc
     row = col;
     col = swapped;
   }
-  char text[CLB_PLACE_BYTES];
-  const clb_place place = {section->role, section->layer, section->expert};
-  return clb_fail(error, CLB_ERR_NOT_FINITE,
-                  "file %s: %s: value %" PRIu64 " (row %" PRIu64 ", column %" PRIu64 ") is NaN or infinite", file->name,
-                  clb_place_text(place, text), section->layout == CLB_LAYOUT_FLAT ? row * section->cols + col : index,
-                  row, col);
+  return not_finite(section, file, section->layout == CLB_LAYOUT_FLAT ? row * section->cols + col : index, row, col,
+                    error);
+}
+
+/* The table's row of a section that lies at `data`. */
+static clb_tensor tensor_of(const clb_section_desc* section, const clb_demand* demand, unsigned char* data) {
+  clb_tensor tensor = {.data = data,
+                       .precision = section->precision,
+                       .layout = demand->matrix != 0u ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT,
+                       .rows = demand->rows,
+                       .cols = demand->cols};
+  if (clb_is_quantised(section->precision)) {
+    const clb_parts parts = clb_parts_of(section);
+    tensor.scales = data + parts.scales_at;
+    tensor.zeros = parts.zeros != 0u ? data + parts.zeros_at : NULL;
+    tensor.group_rows = section->group_rows;
+    tensor.group_cols = section->group_cols;
+  }
+  return tensor;
 }
 
 /* Points the table at every section; fills it (dummy) or checks its values (files). */
@@ -303,12 +349,13 @@ static int32_t place_sections(const clb_loader_config* config, const clb_placeme
     const clb_section_desc* section = &model->section_table[i];
     const clb_place place = {section->role, section->layer, section->expert};
     const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
-    const uint32_t layout = demand.matrix != 0u ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT;
-    void* data = (char*)config->memory + placement->sections[i];
+    unsigned char* data = (unsigned char*)config->memory + placement->sections[i];
     clb_tensor* tensor = &table->tensors[clb_weight_index(table, place.role, place.layer, place.expert)];
-    *tensor = (clb_tensor){data, section->precision, layout, demand.rows, demand.cols};
-    if (config->weights == CLB_WEIGHTS_DUMMY) {
-      clb_dummy_fill(config->dummy_seed, place, section->precision, layout, demand.rows, demand.cols, data);
+    *tensor = tensor_of(section, &demand, data);
+    if (config->weights == CLB_WEIGHTS_DUMMY && clb_is_quantised(section->precision)) {
+      clb_dummy_quantised(config->dummy_seed, section, data);
+    } else if (config->weights == CLB_WEIGHTS_DUMMY) {
+      clb_dummy_fill(config->dummy_seed, place, section->precision, tensor->layout, demand.rows, demand.cols, data);
     } else {
       const int32_t status = check_finite(section, &model->file_table[section->file], tensor, error);
       if (status != CLB_OK) {
@@ -340,7 +387,7 @@ static void fill_own_layout(const clb_loader_config* config, clb_weight_table* t
   uint64_t end = 0;
   clb_place place = {0, -1, -1};
   do {
-    clb_tensor tensor;
+    clb_tensor tensor = {0};
     uint64_t offset = 0;
     if (lay_out(config->model, place, &end, &tensor, &offset)) {
       CLB_ASSERT(end <= config->memory_bytes);

@@ -43,6 +43,10 @@ typedef struct clb_tensor {
   uint32_t layout;    /* clb_layout, in memory */
   uint32_t rows;      /* without padding; `down` is (hidden, width) */
   uint32_t cols;
+  const void* scales; /* these are 0 unless it is quantised: as in clb_section_desc */
+  const void* zeros;
+  uint32_t group_rows;
+  uint32_t group_cols;
 } clb_tensor;
 
 typedef struct clb_weight_table {

@@ -226,7 +226,7 @@ static int32_t check_section(const clb_model_desc* model, const clb_section_desc
   const uint32_t last_layout = demand.narrow != 0u   ? CLB_LAYOUT_MMA
                                : demand.matrix != 0u ? CLB_LAYOUT_ROWS16
                                                      : CLB_LAYOUT_FLAT;
-  if (section->layout > last_layout || section->precision > CLB_BF16) {
+  if (section->layout > last_layout || section->precision > CLB_FP8) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED, "file %s: %s: layout %u and precision %u are not built in", file->name,
                     text, section->layout, section->precision);
   }
@@ -240,8 +240,12 @@ static int32_t check_section(const clb_model_desc* model, const clb_section_desc
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s: shape is (%u, %u), must be (%u, %u)", file->name, text,
                     section->rows, section->cols, rows, cols);
   }
-  const uint64_t element = clb_element_bytes(section->precision);
-  const uint64_t bytes = clb_layout_bytes(section->layout, section->precision, rows, cols);
+  const int32_t status = clb_quantised_check(section, file->name, text, error);
+  if (status != CLB_OK) {
+    return status;
+  }
+  const uint64_t element = clb_is_quantised(section->precision) ? 1u : clb_element_bytes(section->precision);
+  const uint64_t bytes = clb_parts_of(section).bytes;
   if (section->bytes != bytes) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s: %" PRIu64 " bytes, but its shape takes %" PRIu64, file->name,
                     text, section->bytes, bytes);
@@ -297,7 +301,8 @@ int clb_section_order(const void* left, const void* right) {
 
 static bool same_bytes(const clb_section_desc* a, const clb_section_desc* b) {
   return a->offset == b->offset && a->bytes == b->bytes && a->role == b->role && a->precision == b->precision &&
-         a->layout == b->layout && a->rows == b->rows && a->cols == b->cols && (a->expert < 0) == (b->expert < 0);
+         a->layout == b->layout && a->rows == b->rows && a->cols == b->cols && a->group_rows == b->group_rows &&
+         a->group_cols == b->group_cols && a->zeros_offset == b->zeros_offset && (a->expert < 0) == (b->expert < 0);
 }
 
 static int32_t check_gap(const clb_file_desc* file, uint64_t begin, uint64_t end, clb_error* error) {

@@ -40,6 +40,9 @@ bool clb_place_next(const clb_model_desc* model, clb_place* place);
 #define CLB_PLACE_BYTES 64u
 const char* clb_place_text(clb_place place, char text[CLB_PLACE_BYTES]);
 
+static inline bool clb_is_quantised(uint32_t precision) { return precision >= CLB_INT8; }
+
+/* Of a number that is not quantised. */
 static inline uint64_t clb_element_bytes(uint32_t precision) { return precision == CLB_FP32 ? 4u : 2u; }
 
 static inline uint64_t clb_align_up(uint64_t value, uint64_t alignment) {
@@ -54,7 +57,8 @@ clb_weight_table* clb_table_init(const clb_model_desc* model, void* host);
    clb_model_check. FORMAT, UNSUPPORTED or MEMORY. */
 int32_t clb_sections_check(const clb_model_desc* model, clb_error* error);
 
-/* A block of `layout` for a (rows, cols) matrix: bytes with its padding, and the index of an element. */
+/* A block of `layout` for a (rows, cols) matrix that is not quantised: bytes with its padding, and the index of an
+   element. */
 static inline uint64_t clb_layout_bytes(uint32_t layout, uint32_t precision, uint32_t rows, uint32_t cols) {
   const uint64_t padded_rows = layout == CLB_LAYOUT_FLAT ? rows : clb_align_up(rows, CLB_TILE_ROWS);
   const uint64_t padded_cols = layout == CLB_LAYOUT_MMA ? clb_align_up(cols, CLB_TILE_ROWS) : cols;
@@ -64,6 +68,26 @@ static inline uint64_t clb_layout_bytes(uint32_t layout, uint32_t precision, uin
 static inline uint64_t clb_rows16_index(uint64_t row, uint64_t col, uint64_t cols) {
   return (row / CLB_TILE_ROWS * cols + col) * CLB_TILE_ROWS + row % CLB_TILE_ROWS;
 }
+
+/* What a section holds, from its first byte on; zeros: 0 bytes if there are none. Not quantised: only values. */
+typedef struct clb_parts {
+  uint64_t values; /* bytes */
+  uint64_t scales_at;
+  uint64_t scales;
+  uint64_t zeros_at;
+  uint64_t zeros;
+  uint64_t bytes; /* of all */
+} clb_parts;
+
+/* For a section whose groups, if it has any, are not 0. */
+clb_parts clb_parts_of(const clb_section_desc* section);
+
+/* Groups, scales and zero points of a section of a matrix. FORMAT or UNSUPPORTED; file and place are for messages. */
+int32_t clb_quantised_check(const clb_section_desc* section, const char* file, const char* place, clb_error* error);
+
+/* The first byte in [begin, end) of a section, counted from its start, that is part of a NaN, an infinity or a zero
+   point above 15; else end. Both are multiples of 256 or the section's own ends; data: the byte at begin. */
+uint64_t clb_first_bad_byte(const clb_section_desc* section, uint64_t begin, uint64_t end, const unsigned char* data);
 
 /* Does a section lie in its file otherwise than it must in memory? */
 static inline bool clb_is_repacked(const clb_section_desc* section, const clb_demand* demand) {
@@ -95,10 +119,13 @@ int clb_section_order(const void* left, const void* right); /* for qsort over se
    multiples of the element size. Padding is written with the first bytes. */
 void clb_repack(const clb_section_desc* section, uint64_t offset, const void* source, uint64_t bytes, void* memory);
 
-/* Fills a block for a (rows, cols) matrix with values that depend on seed, place, row and column only; padding with
-   zeros. */
+/* Fills a block for a (rows, cols) matrix that is not quantised with values that depend on seed, place, row and column
+   only; padding with zeros. */
 void clb_dummy_fill(uint64_t seed, clb_place place, uint32_t precision, uint32_t layout, uint32_t rows, uint32_t cols,
                     void* data);
+
+/* The same for a quantised section; one scale for all groups. */
+void clb_dummy_quantised(uint64_t seed, const clb_section_desc* section, void* data);
 
 /* What clb_dummy_fill makes of a place: the key of its values, and half the width of their distribution (0: all are 1)
    for a matrix with `inputs` columns as the model means it. */

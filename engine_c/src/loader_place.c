@@ -26,8 +26,9 @@ static uint64_t place_blocks(const clb_model_desc* model, clb_placement* at, uin
     }
     const clb_demand demand = demand_of(model, section);
     *place = clb_align_up(next, BLOCK_ALIGNMENT);
-    next = *place + clb_layout_bytes(demand.matrix != 0u ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT, section->precision,
-                                     demand.rows, demand.cols);
+    next = *place + (clb_is_repacked(section, &demand)
+                         ? clb_layout_bytes(CLB_LAYOUT_ROWS16, section->precision, demand.rows, demand.cols)
+                         : section->bytes);
   }
   return next;
 }

@@ -23,7 +23,7 @@ static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 static uint32_t tiles_of(const clb_product* product) { return parts_of(product->rows, CLB_TILE_ROWS); }
 
 static uint64_t tile_cost(const clb_product* product, uint32_t tokens) {
-  const uint64_t cols = product->up != NULL ? (uint64_t)2 * product->cols : product->cols;
+  const uint64_t cols = product->up.values != NULL ? (uint64_t)2 * product->cols : product->cols;
   return cols * (READ_COST + (uint64_t)tokens);
 }
 
@@ -31,6 +31,7 @@ void clb_stage_begin(clb_stage* stage) {
   stage->count = 0;
   stage->cost = 0;
   stage->items = 0;
+  stage->reads_codes = 0;
 }
 
 void clb_stage_add(clb_stage* stage, const clb_product* product) {
@@ -38,6 +39,7 @@ void clb_stage_add(clb_stage* stage, const clb_product* product) {
   CLB_ASSERT(product->tokens > 0u && product->rows > 0u);
   stage->products[stage->count] = *product;
   stage->cost += tiles_of(product) * tile_cost(product, product->tokens);
+  stage->reads_codes |= product->kernel->reads_codes;
   stage->count++;
 }
 
@@ -46,7 +48,7 @@ void clb_stage_add(clb_stage* stage, const clb_product* product) {
 static void cut(clb_product* product, uint64_t cost, uint32_t threads) {
   const uint32_t tiles = tiles_of(product);
   const uint64_t one = tile_cost(product, product->tokens);
-  const uint32_t stream = one >= LEAST_COST ? 1u : product->up != NULL ? STREAM_TILES / 2u : STREAM_TILES;
+  const uint32_t stream = one >= LEAST_COST ? 1u : product->up.values != NULL ? STREAM_TILES / 2u : STREAM_TILES;
   const uint64_t wanted = cost / one;
   const uint32_t item_tiles = wanted >= tiles ? tiles : (uint32_t)(wanted - wanted % stream);
   product->item_tiles = least(item_tiles < stream ? stream : item_tiles, tiles);
@@ -63,12 +65,15 @@ static const uint32_t* skip(const uint32_t* list, uint32_t count) { return list 
 /* Rows [row_begin, row_end) for tokens [first, first + tokens). */
 static void call(const clb_product* p, uint32_t row_begin, uint32_t row_end, uint32_t first, uint32_t tokens) {
   const float* const input = p->input + (p->inputs == NULL ? first * p->input_stride : 0u);
+  const uint64_t skipped_codes = p->inputs == NULL && p->codes != NULL ? first * clb_code_row_bytes(p->cols) : 0u;
+  const unsigned char* const codes = p->kernel->reads_codes != 0u ? p->codes + skipped_codes : NULL;
   float* const output = p->output + (p->outputs == NULL ? first * p->output_stride : 0u);
-  if (p->up == NULL) {
+  if (p->up.values == NULL) {
     const clb_linear_args args = {
         .weights = p->weights,
         .bias = p->bias,
         .input = input,
+        .codes = codes,
         .output = output,
         .inputs = skip(p->inputs, first),
         .outputs = skip(p->outputs, first),
@@ -86,6 +91,7 @@ static void call(const clb_product* p, uint32_t row_begin, uint32_t row_end, uin
       .gate = p->weights,
       .up = p->up,
       .input = input,
+      .codes = codes,
       .output = output,
       .inputs = skip(p->inputs, first),
       .input_stride = p->input_stride,

@@ -26,13 +26,14 @@
    x), x = input[inputs[i]]. See clb_linear_args and clb_gated_linear_args. */
 typedef struct clb_product {
   const clb_module* kernel;
-  const void* weights;     /* (rows, cols) */
-  const void* up;          /* (rows, cols), or NULL: linear */
-  const float* bias;       /* (rows) or NULL */
-  const float* input;      /* (.., cols) */
-  float* output;           /* (.., rows) */
-  const uint32_t* inputs;  /* (tokens) or NULL */
-  const uint32_t* outputs; /* (tokens) or NULL; linear only */
+  clb_operand weights;        /* (rows, cols) */
+  clb_operand up;             /* (rows, cols); values NULL: linear */
+  const float* bias;          /* (rows) or NULL */
+  const float* input;         /* (.., cols) */
+  const unsigned char* codes; /* where the rows' codes are when the stage runs, if the kernel reads them */
+  float* output;              /* (.., rows) */
+  const uint32_t* inputs;     /* (tokens) or NULL */
+  const uint32_t* outputs;    /* (tokens) or NULL; linear only */
   uint64_t input_stride;
   uint64_t output_stride;
   uint32_t tokens;
@@ -52,8 +53,8 @@ typedef struct clb_stage {
   uint64_t cost;         /* of all products */
   uint32_t capacity;
   uint32_t count;
-  uint32_t items; /* set by run */
-  uint32_t reserved;
+  uint32_t items;       /* set by run */
+  uint32_t reads_codes; /* 1: a kernel of a product does */
 } clb_stage;
 
 void clb_stage_begin(clb_stage* stage);

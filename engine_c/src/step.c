@@ -68,13 +68,42 @@ clb_stage clb_step_stage(clb_engine* engine) {
   return stage;
 }
 
+typedef struct code_rows {
+  clb_engine* engine;
+  const float* input;
+  unsigned char* codes;
+  uint32_t count;
+  uint32_t cols;
+  uint32_t block;
+  uint32_t reserved;
+} code_rows;
+
+static void encode_blocks(void* context, uint32_t first, uint32_t end, uint32_t thread) {
+  const code_rows* const list = context;
+  const uint64_t bytes = clb_code_row_bytes(list->cols);
+  const uint64_t last = (uint64_t)end * list->block;
+  for (uint64_t row = (uint64_t)first * list->block; row < last && row < list->count; ++row) {
+    list->engine->ops->encode(list->input + row * list->cols, list->cols, list->codes + row * bytes);
+  }
+  if (thread == 0u) {
+    show_progress(list->engine);
+  }
+}
+
+void clb_step_encode(clb_engine* engine, const float* input, uint32_t count, uint32_t cols, unsigned char* codes) {
+  const uint32_t block = cols >= LEAST_OPERATIONS ? 1u : LEAST_OPERATIONS / cols;
+  code_rows list = {engine, input, codes, count, cols, block, 0};
+  clb_threads_run(&engine->threads, (count + block - 1u) / block, encode_blocks, &list);
+}
+
 void clb_step_linear(clb_engine* engine, const clb_matrix* matrix, const float* bias, const float* input,
                      uint32_t tokens, float* output) {
   const clb_product product = {
       .kernel = matrix->kernel,
-      .weights = matrix->data,
+      .weights = matrix->weights,
       .bias = bias,
       .input = input,
+      .codes = engine->buffers.codes,
       .output = output,
       .input_stride = matrix->cols,
       .output_stride = matrix->rows,
@@ -84,6 +113,9 @@ void clb_step_linear(clb_engine* engine, const clb_matrix* matrix, const float* 
   };
   clb_stage stage = clb_step_stage(engine);
   clb_stage_add(&stage, &product);
+  if (stage.reads_codes != 0u) {
+    clb_step_encode(engine, input, tokens, matrix->cols, engine->buffers.codes);
+  }
   clb_stage_run(&stage);
 }
 
@@ -102,7 +134,7 @@ static void start_rows(clb_engine* engine, uint32_t layer, uint32_t first, uint3
   for (uint32_t i = first; i < end; ++i) {
     clb_step_row* const row = &b->rows[i];
     CLB_ASSERT(row->token >= 0 && (uint32_t)row->token < engine->model.vocab_size);
-    embedding->kernel->row(embedding->data, (uint32_t)row->token, hidden, b->residual + (size_t)i * hidden);
+    embedding->kernel->row(&embedding->weights, (uint32_t)row->token, hidden, b->residual + (size_t)i * hidden);
     clb_rope_table(row->position, engine->model.rope_inv_freq, head_dim / 2u, engine->model.rope_scale,
                    b->rope + (size_t)i * head_dim);
     row->status = CLB_OK;

@@ -52,6 +52,8 @@ typedef struct clb_step_buffers {
   float* shared_output;           /* (T, hidden) */
   float* head_input;              /* (CLB_LOGIT_ROWS, hidden) */
   float* logits;                  /* (CLB_LOGIT_ROWS, vocab) */
+  unsigned char* codes;           /* of the inputs of the stage at work; NULL: no weights want them */
+  unsigned char* shared_codes;    /* of shared_activation while `codes` has those of experts */
   unsigned char* sampler_scratch; /* one a thread, at most CLB_LOGIT_ROWS */
   uint64_t scratch_stride;        /* bytes of one */
   clb_draw* draws;                /* (CLB_LOGIT_ROWS) */

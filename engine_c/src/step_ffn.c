@@ -14,6 +14,7 @@ static clb_product gate_up_of(const clb_engine* engine, const clb_expert_entry* 
                        .weights = entry->gate,
                        .up = entry->up,
                        .input = engine->buffers.normed,
+                       .codes = engine->buffers.codes,
                        .output = activation,
                        .inputs = tokens,
                        .input_stride = engine->model.hidden,
@@ -25,10 +26,11 @@ static clb_product gate_up_of(const clb_engine* engine, const clb_expert_entry* 
 
 /* output[places[i]] = down activation[i] */
 static clb_product down_of(const clb_engine* engine, const clb_expert_entry* entry, const float* activation,
-                           uint32_t count, const uint32_t* places, float* output) {
+                           const unsigned char* codes, uint32_t count, const uint32_t* places, float* output) {
   return (clb_product){.kernel = entry->kernel,
                        .weights = entry->down,
                        .input = activation,
+                       .codes = codes,
                        .output = output,
                        .outputs = places,
                        .input_stride = entry->width,
@@ -97,30 +99,90 @@ static void count_experts(clb_engine* engine, uint32_t layer, const clb_routing_
   }
 }
 
+/* The stage's inputs as codes: every expert reads rows of the same ones. */
+static void encode_inputs(clb_engine* engine, uint32_t layer, const clb_routing_args* routing, bool down) {
+  const clb_step_buffers* const b = &engine->buffers;
+  const clb_expert_entry* const shared = &engine->kernels.layers[layer].shared;
+  if (!down) {
+    clb_step_encode(engine, b->normed, routing->tokens, engine->model.hidden, b->codes);
+    return;
+  }
+  const float* const activations = (const float*)(void*)(engine->dispatch + engine->sizes.dispatch.activation);
+  clb_step_encode(engine, activations, routing->offsets[routing->layer->experts], routing->layer->expert_width,
+                  b->codes);
+  if (shared->gate.values != NULL && shared->kernel->reads_codes != 0u) {
+    clb_step_encode(engine, b->shared_activation, routing->tokens, shared->width, b->shared_codes);
+  }
+}
+
+/* The product of an expert that has tokens, once over its bucket. */
+static clb_product expert_product(const clb_engine* engine, const clb_expert_entry* entry,
+                                  const clb_routing_args* routing, uint32_t e, bool down) {
+  const uint32_t first = routing->offsets[e];
+  const uint32_t count = routing->counts[e];
+  float* const activation =
+      (float*)(void*)(engine->dispatch + engine->sizes.dispatch.activation) + (size_t)first * entry->width;
+  CLB_ASSERT(routing->offsets[e + 1u] - first == count);
+  if (!down) {
+    return gate_up_of(engine, entry, routing->token_list + first, count, activation);
+  }
+  const unsigned char* const codes =
+      entry->kernel->reads_codes == 0u ? NULL : engine->buffers.codes + first * clb_code_row_bytes(entry->width);
+  return down_of(engine, entry, activation, codes, count, routing->place_list + first,
+                 (float*)(void*)(engine->dispatch + engine->sizes.dispatch.output));
+}
+
+static bool contains(const clb_module* const* list, uint32_t count, const clb_module* kernel) {
+  uint32_t i = 0;
+  while (i < count && list[i] != kernel) {
+    ++i;
+  }
+  return i < count;
+}
+
+/* The routed experts that have tokens, those of one kernel after each other: a layer may mix formats. */
+static void add_experts(const clb_engine* engine, uint32_t layer, const clb_routing_args* routing, bool down,
+                        clb_stage* stage) {
+  const clb_expert_entry* const experts = engine->kernels.layers[layer].experts;
+  const clb_module* seen[CLB_MAX_MODULES + 1u];
+  const clb_module* kernel = NULL; /* of this round; the first one only looks for one */
+  uint32_t rounds = 0;
+  do {
+    const clb_module* next = NULL;
+    for (uint32_t e = 0; e < routing->layer->experts; ++e) {
+      if (routing->counts[e] == 0u) {
+        continue;
+      }
+      if (experts[e].kernel == kernel) {
+        const clb_product product = expert_product(engine, &experts[e], routing, e, down);
+        clb_stage_add(stage, &product);
+      } else if (next == NULL && !contains(seen, rounds, experts[e].kernel)) {
+        next = experts[e].kernel;
+      } else {
+        /* of an earlier or a later round */
+      }
+    }
+    CLB_ASSERT(rounds <= CLB_MAX_MODULES);
+    seen[rounds] = kernel;
+    ++rounds;
+    kernel = next;
+  } while (kernel != NULL);
+}
+
 /* One product of each expert that has tokens: the shared one over all rows, each other once over its bucket. */
 static void run_experts(clb_engine* engine, uint32_t layer, const clb_routing_args* routing, bool down) {
   const clb_step_buffers* const b = &engine->buffers;
-  const clb_layer_kernels* const weights = &engine->kernels.layers[layer];
-  float* const activations = (float*)(void*)(engine->dispatch + engine->sizes.dispatch.activation);
-  float* const outputs = (float*)(void*)(engine->dispatch + engine->sizes.dispatch.output);
+  const clb_expert_entry* const shared = &engine->kernels.layers[layer].shared;
   clb_stage stage = clb_step_stage(engine);
-  if (weights->shared.gate != NULL) {
+  if (shared->gate.values != NULL) {
     const clb_product product =
-        down ? down_of(engine, &weights->shared, b->shared_activation, routing->tokens, NULL, b->shared_output)
-             : gate_up_of(engine, &weights->shared, NULL, routing->tokens, b->shared_activation);
+        down ? down_of(engine, shared, b->shared_activation, b->shared_codes, routing->tokens, NULL, b->shared_output)
+             : gate_up_of(engine, shared, NULL, routing->tokens, b->shared_activation);
     clb_stage_add(&stage, &product);
   }
-  for (uint32_t e = 0; e < routing->layer->experts; ++e) {
-    const clb_expert_entry* const entry = &weights->experts[e];
-    const uint32_t first = routing->offsets[e];
-    const uint32_t count = routing->counts[e];
-    CLB_ASSERT(routing->offsets[e + 1u] - first == count);
-    float* const activation = activations + (size_t)first * entry->width;
-    if (count > 0u) {
-      const clb_product product = down ? down_of(engine, entry, activation, count, routing->place_list + first, outputs)
-                                       : gate_up_of(engine, entry, routing->token_list + first, count, activation);
-      clb_stage_add(&stage, &product);
-    }
+  add_experts(engine, layer, routing, down, &stage);
+  if (stage.reads_codes != 0u) {
+    encode_inputs(engine, layer, routing, down);
   }
   clb_stage_run(&stage);
 }
@@ -151,7 +213,7 @@ void clb_step_combine(clb_engine* engine, uint32_t layer, uint32_t row) {
       engine->ops->add_scaled(outputs + place * hidden, routing.weights[place], hidden, b->update + at);
     }
   }
-  if (weights->shared.gate == NULL) {
+  if (weights->shared.gate.values == NULL) {
     return;
   }
   if (weights->shared_gate == NULL) {
@@ -178,11 +240,17 @@ void clb_step_dense(clb_engine* engine, uint32_t layer, uint32_t count) {
   const clb_step_buffers* const b = &engine->buffers;
   const clb_expert_entry* const entry = &engine->kernels.layers[layer].shared;
   const clb_product first = gate_up_of(engine, entry, NULL, count, b->shared_activation);
-  const clb_product second = down_of(engine, entry, b->shared_activation, count, NULL, b->update);
+  const clb_product second = down_of(engine, entry, b->shared_activation, b->shared_codes, count, NULL, b->update);
   clb_stage stage = clb_step_stage(engine);
   clb_stage_add(&stage, &first);
+  if (stage.reads_codes != 0u) {
+    clb_step_encode(engine, b->normed, count, engine->model.hidden, b->codes);
+  }
   clb_stage_run(&stage);
   clb_stage_begin(&stage);
   clb_stage_add(&stage, &second);
+  if (stage.reads_codes != 0u) {
+    clb_step_encode(engine, b->shared_activation, count, entry->width, b->shared_codes);
+  }
   clb_stage_run(&stage);
 }

@@ -16,6 +16,8 @@ typedef void (*clb_rows_fn)(clb_engine* engine, uint32_t layer, uint32_t first, 
 void clb_step_rows(clb_engine* engine, uint32_t layer, uint32_t count, uint64_t operations, clb_rows_fn run);
 /* An empty stage with room for a product of every expert and the shared one. One at a time. */
 clb_stage clb_step_stage(clb_engine* engine);
+/* Codes of `count` rows of `cols` numbers, one behind the other, for a stage whose kernels read them. */
+void clb_step_encode(clb_engine* engine, const float* input, uint32_t count, uint32_t cols, unsigned char* codes);
 /* A stage of one product over `tokens` dense rows. */
 void clb_step_linear(clb_engine* engine, const clb_matrix* matrix, const float* bias, const float* input,
                      uint32_t tokens, float* output);

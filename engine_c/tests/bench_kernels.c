@@ -38,7 +38,7 @@ typedef struct work {
 static void run_linear(void* context) {
   work* const w = context;
   const size_t bytes = (size_t)ROWS * COLS * w->element;
-  const clb_linear_args args = {.weights = weights + (w->next++ % w->matrices) * bytes,
+  const clb_linear_args args = {.weights = {.values = weights + (w->next++ % w->matrices) * bytes},
                                 .input = input,
                                 .output = output,
                                 .input_stride = COLS,
@@ -52,8 +52,8 @@ static void run_linear(void* context) {
 static void run_gate_up(void* context) {
   work* const w = context;
   const size_t bytes = (size_t)ROWS * COLS * w->element;
-  const clb_gated_linear_args args = {.gate = weights + (w->next % w->matrices) * bytes,
-                                      .up = weights + ((w->next + 1) % w->matrices) * bytes,
+  const clb_gated_linear_args args = {.gate = {.values = weights + (w->next % w->matrices) * bytes},
+                                      .up = {.values = weights + ((w->next + 1) % w->matrices) * bytes},
                                       .input = input,
                                       .output = output,
                                       .input_stride = COLS,

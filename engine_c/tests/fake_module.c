@@ -12,7 +12,7 @@ static void linear(const clb_linear_args* args) { (void)args; }
 
 static void gate_up(const clb_gated_linear_args* args) { (void)args; }
 
-static void row(const void* weights, uint32_t index, uint32_t cols, float* output) {
+static void row(const clb_operand* weights, uint32_t index, uint32_t cols, float* output) {
   (void)weights;
   (void)index;
   (void)cols;

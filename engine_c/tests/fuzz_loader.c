@@ -21,7 +21,7 @@
 #define MOST_EDITS 8u
 #define MOST_MEMORY (UINT64_C(16) << 20)
 
-static tiny_model models[2]; /* of each layout */
+static tiny_model models[3]; /* flat, rows16, and quantised */
 
 static void edit_words(void* target, size_t bytes, const uint8_t* edit) {
   uint32_t value;
@@ -86,7 +86,12 @@ static void check_table(const clb_model_desc* model, const clb_weight_table* tab
     if (tensor->data != NULL) {
       const uint64_t offset = (uint64_t)((const char*)tensor->data - memory);
       CLB_ASSERT(offset < bytes);
-      CLB_ASSERT(clb_layout_bytes(tensor->layout, tensor->precision, tensor->rows, tensor->cols) <= bytes - offset);
+      if (clb_is_quantised(tensor->precision)) {
+        CLB_ASSERT((const char*)tensor->scales > (const char*)tensor->data &&
+                   (uint64_t)((const char*)tensor->scales - memory) + 2u * tensor->rows <= bytes);
+      } else {
+        CLB_ASSERT(clb_layout_bytes(tensor->layout, tensor->precision, tensor->rows, tensor->cols) <= bytes - offset);
+      }
     }
   } while (clb_place_next(model, &place));
 }
@@ -119,6 +124,7 @@ static void load(const tiny_model* tiny, uint32_t weights) {
 static void free_models(void) {
   tiny_free(&models[0]);
   tiny_free(&models[1]);
+  tiny_free(&models[2]);
 }
 
 static void make_models(void) {
@@ -126,6 +132,8 @@ static void make_models(void) {
     tiny_make(&models[layout], 1, CLB_BF16, layout, TINY_VOCAB);
     tiny_write(&models[layout]);
   }
+  tiny_make(&models[2], 1, CLB_INT8, CLB_LAYOUT_ROWS16, TINY_VOCAB);
+  tiny_write(&models[2]);
   CLB_ASSERT(atexit(free_models) == 0);
 }
 
@@ -133,7 +141,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (models[0].dir_fd == 0) {
     make_models();
   }
-  const tiny_model good = models[size / 4 % 2];
+  const tiny_model good = models[size / 4 % 3];
   tiny_model bent = good;
   bent.model.layer_table = bent.layers;
   bent.model.section_table = bent.sections;

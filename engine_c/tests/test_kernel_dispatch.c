@@ -65,12 +65,13 @@ static void tensors_get_kernels_of_their_precision(void) {
   CHECK_EQ(layer[0].router.kernel->precision, CLB_FP32);
   CHECK_EQ(layer[1].qkv.kernel->precision, CLB_BF16);
   CHECK_EQ(layer[1].qkv.rows, CLB_ROLE_QKV + 1);
-  CHECK(layer[0].qkv.data == NULL && layer[0].experts[0].gate == NULL);
-  CHECK(layer[0].experts[1].gate == &data[CLB_ROLE_GATE] && layer[0].experts[1].down == &data[CLB_ROLE_DOWN]);
+  CHECK(layer[0].qkv.weights.values == NULL && layer[0].experts[0].gate.values == NULL);
+  CHECK(layer[0].experts[1].gate.values == &data[CLB_ROLE_GATE]);
+  CHECK(layer[0].experts[1].down.values == &data[CLB_ROLE_DOWN]);
   CHECK_EQ(layer[0].experts[1].width, CLB_ROLE_GATE + 1);
   CHECK(layer[0].experts[1].kernel == layer[1].shared.kernel);
   CHECK(layer[0].experts[1].kernel != layer[0].shared.kernel);
-  CHECK(kernels.head.data == kernels.embedding.data);
+  CHECK(kernels.head.weights.values == kernels.embedding.weights.values);
   clb_kernels_close(&kernels);
   CHECK(kernels.layers == NULL);
   clb_kernels_close(&kernels);

@@ -158,7 +158,7 @@ static void linear_cases(const clb_module* module) {
   for (uint32_t i = 0; i < 40; ++i) {
     const uint32_t cols = pick(&state, i % 2 == 0 ? 40 : MAX_COLS);
     const uint32_t rows = pick(&state, MAX_ROWS);
-    clb_linear_args args = {.weights = weights[0],
+    clb_linear_args args = {.weights = {.values = weights[0]},
                             .bias = i / 2 % 2 == 0 ? bias : NULL,
                             .input = input,
                             .output = output,
@@ -196,7 +196,7 @@ static void linear_company(const clb_module* module) {
   for (uint32_t t = 0; t < MAX_TOKENS; ++t) {
     inputs[t] = (t * 29 + 7) % MAX_TOKENS;
   }
-  clb_linear_args args = {.weights = weights[0],
+  clb_linear_args args = {.weights = {.values = weights[0]},
                           .input = input,
                           .output = output,
                           .input_stride = cols,
@@ -257,8 +257,8 @@ static void gate_up_cases(const clb_module* module) {
   for (uint32_t i = 0; i < 25; ++i) {
     const uint32_t cols = pick(&state, i % 2 == 0 ? 40 : 600);
     const uint32_t rows = pick(&state, MAX_ROWS);
-    clb_gated_linear_args args = {.gate = weights[0],
-                                  .up = weights[1],
+    clb_gated_linear_args args = {.gate = {.values = weights[0]},
+                                  .up = {.values = weights[1]},
                                   .input = input,
                                   .output = output,
                                   .inputs = i / 2 % 2 == 0 ? inputs : NULL,
@@ -290,8 +290,8 @@ static void gate_up_company(const clb_module* module) {
     fill_weights(&state, module->precision, m, rows, cols);
   }
   fill_floats(&state, input, (size_t)MAX_TOKENS * cols);
-  clb_gated_linear_args args = {.gate = weights[0],
-                                .up = weights[1],
+  clb_gated_linear_args args = {.gate = {.values = weights[0]},
+                                .up = {.values = weights[1]},
                                 .input = input,
                                 .output = output,
                                 .input_stride = cols,
@@ -321,7 +321,8 @@ static void row_case(const clb_module* module) {
   uint64_t state = 5;
   fill_weights(&state, module->precision, 0, 37, 33);
   for (uint32_t row = 0; row < 37; ++row) {
-    module->row(weights[0], row, 33, output);
+    const clb_operand operand = {.values = weights[0]};
+    module->row(&operand, row, 33, output);
     for (uint32_t c = 0; c < 33; ++c) {
       CHECK((double)output[c] == wide[0][row * 33 + c]);
     }
@@ -356,7 +357,7 @@ static void agreement(const clb_module* module) {
     fill_weights(&state, module->precision, m, rows, cols);
   }
   fill_floats(&state, input, (size_t)tokens * cols);
-  clb_linear_args product = {.weights = weights[0],
+  clb_linear_args product = {.weights = {.values = weights[0]},
                              .input = input,
                              .output = output,
                              .input_stride = cols,
@@ -364,8 +365,8 @@ static void agreement(const clb_module* module) {
                              .tokens = tokens,
                              .cols = cols,
                              .row_end = rows};
-  clb_gated_linear_args gated = {.gate = weights[0],
-                                 .up = weights[1],
+  clb_gated_linear_args gated = {.gate = {.values = weights[0]},
+                                 .up = {.values = weights[1]},
                                  .input = input,
                                  .output = output,
                                  .input_stride = cols,
@@ -401,8 +402,8 @@ static void extremes(const clb_module* module) {
     }
   }
   memcpy(input, values, sizeof values);
-  const clb_gated_linear_args args = {.gate = weights[0],
-                                      .up = weights[1],
+  const clb_gated_linear_args args = {.gate = {.values = weights[0]},
+                                      .up = {.values = weights[1]},
                                       .input = input,
                                       .output = output,
                                       .input_stride = 1,

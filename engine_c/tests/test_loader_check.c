@@ -47,6 +47,10 @@ static void hostile_names_and_files(void) {
   tiny_free(&tiny);
 }
 
+/* The gate of layer 0, expert 1, with other numbers; no groups. */
+#define BENT(role, layer, expert, file, offset, bytes, precision, layout, rows, cols) \
+  {role, layer, expert, file, offset, bytes, precision, layout, rows, cols, 0, 0, 0, 0}
+
 /* One number of one section is bent; the message names section and value. */
 static void hostile_sections(void) {
   enum { GATE = CLB_ROLE_GATE };
@@ -60,39 +64,39 @@ static void hostile_sections(void) {
     int32_t status;
     const char* word;
   } cases[] = {
-      {{16, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "role 16"},
-      {{GATE, 2, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "layer 2"},
-      {{GATE, -7, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
-       CLB_ERR_FORMAT,
+      {BENT(16, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT,
+       "role 16"},
+      {BENT(GATE, 2, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT,
+       "layer 2"},
+      {BENT(GATE, -7, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT,
        "not part"},
-      {{GATE, 0, 3, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "expert 3"},
-      {{GATE, 0, -2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols},
-       CLB_ERR_FORMAT,
+      {BENT(GATE, 0, 3, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT,
+       "expert 3"},
+      {BENT(GATE, 0, -2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT,
        "not part"},
-      {{GATE, 0, 1, 4, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "file index is 4"},
-      {{GATE, 0, 1, good.file, 1, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "offset 1"},
-      {{GATE, 0, 1, good.file, UINT64_MAX - 1, good.bytes, CLB_BF16, 0, good.rows, good.cols},
-       CLB_ERR_FORMAT,
+      {BENT(GATE, 0, 1, 4, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT,
+       "file index is 4"},
+      {BENT(GATE, 0, 1, good.file, 1, good.bytes, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT, "offset 1"},
+      {BENT(GATE, 0, 1, good.file, UINT64_MAX - 1, good.bytes, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT,
        "beyond"},
-      {{GATE, 0, 1, good.file, good.offset, UINT64_MAX, CLB_BF16, 0, good.rows, good.cols},
-       CLB_ERR_FORMAT,
+      {BENT(GATE, 0, 1, good.file, good.offset, UINT64_MAX, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT,
        "its shape"},
-      {{GATE, 0, 1, good.file, good.offset, 0, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "its shape"},
-      {{GATE, 0, 1, good.file, good.offset, good.bytes, 3, 0, good.rows, good.cols},
-       CLB_ERR_UNSUPPORTED,
-       "precision 3"},
-      {{GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 3, good.rows, good.cols},
-       CLB_ERR_UNSUPPORTED,
+      {BENT(GATE, 0, 1, good.file, good.offset, 0, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT, "its shape"},
+      {BENT(GATE, 0, 1, good.file, good.offset, good.bytes, 6, 0, good.rows, good.cols), CLB_ERR_UNSUPPORTED,
+       "precision 6"},
+      {BENT(GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 3, good.rows, good.cols), CLB_ERR_UNSUPPORTED,
        "layout 3"},
-      {{GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 1, good.rows, good.cols},
-       CLB_ERR_FORMAT,
+      {BENT(GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 1, good.rows, good.cols), CLB_ERR_FORMAT,
        "its shape takes 512"},
-      {{GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.cols, good.rows}, CLB_ERR_FORMAT, "(16, 8)"},
-      {{GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, 65536, 65536}, CLB_ERR_FORMAT, "(65536, 65536)"},
-      {{GATE, 0, 2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "twice"},
-      {{GATE, 0, 1, good.file, good.bytes, good.bytes, CLB_BF16, 0, good.rows, good.cols}, CLB_ERR_FORMAT, "overlaps"},
-      {{GATE, 0, 1, good.file, good.offset + 2, good.bytes, CLB_BF16, 0, good.rows, good.cols},
-       CLB_ERR_FORMAT,
+      {BENT(GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, good.cols, good.rows), CLB_ERR_FORMAT,
+       "(16, 8)"},
+      {BENT(GATE, 0, 1, good.file, good.offset, good.bytes, CLB_BF16, 0, 65536, 65536), CLB_ERR_FORMAT,
+       "(65536, 65536)"},
+      {BENT(GATE, 0, 2, good.file, good.offset, good.bytes, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT,
+       "twice"},
+      {BENT(GATE, 0, 1, good.file, good.bytes, good.bytes, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT,
+       "overlaps"},
+      {BENT(GATE, 0, 1, good.file, good.offset + 2, good.bytes, CLB_BF16, 0, good.rows, good.cols), CLB_ERR_FORMAT,
        "overlaps"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {

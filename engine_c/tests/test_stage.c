@@ -25,7 +25,7 @@ static void fake_linear(const clb_linear_args* args) {
     const uint32_t in = args->inputs == NULL ? i : args->inputs[i];
     const uint32_t out = args->outputs == NULL ? i : args->outputs[i];
     uint32_t* const row = (uint32_t*)(void*)(args->output + out * args->output_stride);
-    const uint32_t token = (uint32_t)(((uintptr_t)row - (uintptr_t)args->weights) / sizeof outputs[0][0]);
+    const uint32_t token = (uint32_t)(((uintptr_t)row - (uintptr_t)args->weights.values) / sizeof outputs[0][0]);
     mark(row, args->inputs == NULL ? token : in, args->input[in * args->input_stride], args->row_begin, args->row_end);
   }
 }
@@ -66,8 +66,8 @@ static void add(clb_stage* stage, uint32_t p, const shape* s) {
     outs[i] = i;
   }
   const clb_product product = {.kernel = &fake,
-                               .weights = outputs[p],
-                               .up = (s->kind & 1u) != 0 ? outputs[p] : NULL,
+                               .weights = {.values = outputs[p]},
+                               .up = {.values = (s->kind & 1u) != 0 ? outputs[p] : NULL},
                                .input = inputs,
                                .output = (float*)(void*)outputs[p],
                                .inputs = (s->kind & 2u) != 0 ? ins : NULL,

@@ -353,8 +353,8 @@ static void not_finite_values_fail_alone(void) {
     }
     poisoned = uses == 0 ? token : poisoned;
   }
-  uint16_t* const embedding = (uint16_t*)(uintptr_t)r->engine->kernels.embedding.data; /* dummy matrices are bf16 */
-  embedding[poisoned / 16 * 32 * 16 + poisoned % 16] = 0x7f80;                         /* rows16: column 0 */
+  uint16_t* const embedding = (uint16_t*)(uintptr_t)r->engine->kernels.embedding.weights.values; /* bf16 */
+  embedding[poisoned / 16 * 32 * 16 + poisoned % 16] = 0x7f80;                                   /* rows16: column 0 */
   for (uint32_t slot = 0; slot < 2; ++slot) {
     (void)rig_write(r, slot, &request, 70);
   }

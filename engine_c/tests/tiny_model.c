@@ -78,13 +78,22 @@ static void add_section(tiny_model* tiny, clb_place place, uint32_t precision, u
   const int transposed = place.role == CLB_ROLE_DOWN && layout == CLB_LAYOUT_FLAT;
   section->rows = transposed ? demand.cols : demand.rows;
   section->cols = transposed ? demand.rows : demand.cols;
-  section->bytes = clb_layout_bytes(section->layout, section->precision, section->rows, section->cols);
   if (place.layer == 1 && place.expert >= 0) {
-    section->offset = tiny_section(tiny, place.role, 0, place.expert)->offset;
+    *section = *tiny_section(tiny, place.role, 0, place.expert);
+    section->layer = 1;
     return;
   }
   clb_file_desc* file = &tiny->files[section->file];
   section->offset = clb_align_up(file->bytes, 256);
+  if (clb_is_quantised(section->precision)) {
+    section->group_rows = 1;
+    section->group_cols = section->cols;
+    section->zeros_offset = section->precision == CLB_INT4 ? 1 : 0; /* there are some */
+    const clb_parts parts = clb_parts_of(section);
+    section->scales_offset = section->offset + parts.scales_at;
+    section->zeros_offset = parts.zeros == 0 ? 0 : section->offset + parts.zeros_at;
+  }
+  section->bytes = clb_parts_of(section).bytes;
   file->bytes = section->offset + section->bytes;
 }
 
@@ -108,7 +117,9 @@ void tiny_make(tiny_model* tiny, int shared, uint32_t precision, uint32_t layout
   }
   for (uint32_t i = 0; i < tiny->model.section_count; ++i) {
     const clb_section_desc* section = &tiny->sections[i];
-    if (section->layer != 1 || section->expert < 0) {
+    if (clb_is_quantised(section->precision)) {
+      clb_dummy_quantised(7, section, tiny->bytes[section->file] + section->offset);
+    } else if (section->layer != 1 || section->expert < 0) {
       clb_dummy_fill(7, (clb_place){section->role, section->layer, section->expert}, section->precision,
                      section->layout, section->rows, section->cols, tiny->bytes[section->file] + section->offset);
     }

@@ -18,7 +18,8 @@ from reference import Reference
 from colibrid.errors import ModelError
 from colibrid.model import floats
 from colibrid.model.convert import PackExistsError, convert
-from colibrid.model.layout import MATRIX_ROLES, padded
+from colibrid.model.formats import padded
+from colibrid.model.layout import MATRIX_ROLES
 from colibrid.model.pack import open_pack
 
 GOLDENS = Path(__file__).parent.parent / "data" / "random"
@@ -95,7 +96,7 @@ def test_a_pack_for_the_cpu_is_rows16(tmp_path: Path) -> None:
             matrix = section.role in MATRIX_ROLES
             assert section.layout == ("rows16" if matrix else "flat")
             if matrix and section.shape[0] % 16:
-                rows, cols = padded(section.shape, "rows16")
+                rows, cols = padded(section.shape, "rows16", section.precision)
                 assert section.padded_shape == (rows, cols)
                 kind = floats.STORAGE[section.precision]
                 values = np.frombuffer(data, kind, rows * cols, section.offset).reshape(-1, cols, 16)
@@ -119,7 +120,7 @@ def test_a_pack_for_cuda_is_mma(tmp_path: Path) -> None:
                 assert data[section.offset :][: section.bytes] == matrix.tobytes()
                 continue
             matrix = matrix.T if section.role == "down" else matrix
-            rows, cols = padded(section.shape, "mma")
+            rows, cols = padded(section.shape, "mma", section.precision)
             wanted = np.zeros((rows, cols), np.uint16)
             wanted[: matrix.shape[0], : matrix.shape[1]] = matrix.view(np.uint16)
             tiles = np.frombuffer(data, np.uint16, rows * cols, section.offset).reshape(rows // 16, cols // 16, 32, 8)

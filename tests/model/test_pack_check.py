@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from colibrid.errors import ModelError
-from colibrid.model.layout import ELEMENT_BYTES
+from colibrid.model.formats import ELEMENT_BYTES, float_of
 from colibrid.model.manifest import Manifest
 from colibrid.model.pack import open_pack
 from colibrid.model.pack_check import check_manifest
@@ -33,7 +33,7 @@ def _assert_safe(manifest: Manifest) -> None:
     for file in manifest.files:
         for section in file.sections:
             assert section.offset + section.bytes <= file.bytes
-            assert section.bytes == section.shape[0] * section.shape[1] * ELEMENT_BYTES[section.precision]
+            assert section.bytes == section.shape[0] * section.shape[1] * ELEMENT_BYTES[float_of(section)]
     assert manifest.hyperparameters.heads % manifest.hyperparameters.kv_heads == 0
     for layer in manifest.layers:
         assert len(layer.expert_files) == layer.experts
