@@ -136,6 +136,10 @@ class GenerationService(Protocol):
         """An answer is being made of several requests, one after another: drain() waits for it, too."""
         ...
 
+    def check_room(self) -> None:
+        """Raises the OverloadedError that submit would raise now for any request: cheap enough to ask for each."""
+        ...
+
     def submit(self, request: GenerateRequest, *, begun: bool = False) -> Generation:
         """Queue a request of one choice. begun: for an answer that is held, so that draining does not refuse it.
 

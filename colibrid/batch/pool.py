@@ -93,6 +93,10 @@ class EnginePool:
         """As Scheduler.submit_all: on one lane; the others help when they have nothing to do."""
         return self._choose(requests).submit_all(requests)
 
+    def check_room(self) -> None:
+        """See GenerationService.check_room: of the lane that would take a request."""
+        self._choose(()).check_room()
+
     async def drain(self, timeout_s: float) -> bool:
         """As Scheduler.drain, of all."""
         return all(await asyncio.gather(*(lane.scheduler.drain(timeout_s) for lane in self.lanes)))

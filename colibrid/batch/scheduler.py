@@ -205,7 +205,16 @@ class Scheduler:
         policy = with_defaults(request.experts, _task(request, self._experts), self._experts)
         return request if policy == request.experts else msgspec.structs.replace(request, experts=policy)
 
-    def _admit(self, requests: Sequence[GenerateRequest], *, begun: bool) -> tuple[LiveGeneration, ...]:
+    def check_room(self) -> None:
+        """See GenerationService.check_room."""
+        try:
+            self._check_open(begun=False)
+            self._check_places(1)
+        except OverloadedError:
+            self._tally.refused += 1
+            raise
+
+    def _check_open(self, *, begun: bool) -> None:
         if self._draining and not begun:
             raise OverloadedError(
                 "the server is shutting down; send the request again later",
@@ -219,22 +228,29 @@ class Scheduler:
                 code="model_loading",
                 retry_after_s=RETRY_AFTER_LOADING_S,
             )
-        for request in requests:
-            check_request(request, self._info)
+
+    def _check_places(self, wanted: int) -> None:
         slots, queued = self._placer.slots, self._placer.queue.choices
-        wanted, most = sum(request.n for request in requests), self._limits.queue + len(slots)
-        if wanted > most:
-            raise RequestError(
-                f"{wanted} choices at once, of all prompts together, are more than the {most} that this server holds "
-                f"({len(slots)} slots, limits.queue {self._limits.queue}); send them in several requests",
-                param="n" if wanted > len(requests) else "prompt",
-            )
-        if wanted > most - slots.busy - queued:
+        if wanted > self._limits.queue + len(slots) - slots.busy - queued:
             raise OverloadedError(
                 f"the queue is full ({queued} requests wait, limits.queue is {self._limits.queue}); try again later",
                 code="server_is_overloaded",
                 retry_after_s=self._retry_after_s(),
             )
+
+    def _admit(self, requests: Sequence[GenerateRequest], *, begun: bool) -> tuple[LiveGeneration, ...]:
+        self._check_open(begun=begun)
+        for request in requests:
+            check_request(request, self._info)
+        slots = len(self._placer.slots)
+        wanted, most = sum(request.n for request in requests), self._limits.queue + slots
+        if wanted > most:
+            raise RequestError(
+                f"{wanted} choices at once, of all prompts together, are more than the {most} that this server holds "
+                f"({slots} slots, limits.queue {self._limits.queue}); send them in several requests",
+                param="n" if wanted > len(requests) else "prompt",
+            )
+        self._check_places(wanted)
         now = asyncio.get_running_loop().time()
         generations = []
         for request in requests:

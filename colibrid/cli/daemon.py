@@ -198,7 +198,7 @@ async def _open_http(
     from colibrid.http.runner import run_application  # noqa: PLC0415
     from colibrid.http.server import start_server  # noqa: PLC0415
     from colibrid.http.state import AppState, load_text  # noqa: PLC0415
-    from colibrid.http.tls import make_tls  # noqa: PLC0415
+    from colibrid.http.tls import Tls, make_tls  # noqa: PLC0415
 
     keys = read_access(order.settings, order.environment, order.api_keys)
     log_access(order.settings, order.environment, order.api_keys, keys)
@@ -206,11 +206,21 @@ async def _open_http(
     state = AppState(settings=order.settings, scheduler=parts.pool, text=text, keys=keys)
     stack.callback(text.tokenizer.close)
 
+    context = make_tls(order.settings.server)
+    tls = None if context is None else Tls(context)
+
     def follow(new: Settings) -> Callable[[], None]:
-        return partial(state.follow, new, read_access(new, order.environment, order.api_keys))
+        keys = read_access(new, order.environment, order.api_keys)
+        check_hosts(map(host_of, listening.public), with_keys=bool(keys))
+        return partial(state.follow, new, keys)
+
+    def renew(new: Settings) -> Callable[[], None]:
+        context = make_tls(new.server)
+        return (lambda: None) if tls is None or context is None else partial(tls.replace, context)
 
     reloader.subscribe(follow)
-    await start_server(state, listening.public, stack, make_tls(order.settings.server))
+    reloader.subscribe(renew)
+    await start_server(state, listening.public, stack, None if tls is None else tls.listening)
     if listening.admin is not None:
         await run_application(create_admin(state), [listening.admin], stack)
 

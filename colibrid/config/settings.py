@@ -81,9 +81,9 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         str | None,
         Restart("PEM: certificate and intermediates; with it the TCP addresses speak TLS 1.2 or 1.3"),
     ] = None
-    tls_key_file: Annotated[str | None, Restart("PEM: its key, without a password; both are read again on SIGHUP")] = (
-        None
-    )
+    tls_key_file: Annotated[
+        str | None, Restart("PEM: its key, without a password; what the files hold is read again on SIGHUP")
+    ] = None
     admin_socket: Annotated[
         str | None,
         Restart(
@@ -94,21 +94,21 @@ class ServerSettings(Section, frozen=True, kw_only=True):
     api_key_file: Annotated[str | None, Live("the older name of auth.keys_file")] = None
     allowed_hosts: Annotated[
         Names | None,
-        Restart(
+        Live(
             "names that requests may call this server by: [api.example.org]; null: on loopback addresses localhost and the "
             "like (against DNS rebinding), elsewhere any"
         ),
     ] = None
     allowed_origins: Annotated[
         Names | None,
-        Restart(
+        Live(
             'web pages that may ask from a browser (CORS): [https://app.example.org], or ["*"] where keys are set; null: '
             "none but the server's own"
         ),
     ] = None
     trusted_proxies: Annotated[
         Names | None,
-        Restart(
+        Live(
             "addresses, networks or unix (who connects to a socket's path) whose X-Forwarded-For and X-Forwarded-Proto are "
             "believed: [127.0.0.1, 10.0.0.0/8]; null: nobody's"
         ),

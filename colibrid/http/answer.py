@@ -13,6 +13,7 @@ from aiohttp import web
 from colibrid.errors import RequestError
 from colibrid.http.context import current
 from colibrid.http.errors import InternalError, RequestTimeoutError
+from colibrid.http.quota import Spending, served_as
 from colibrid.http.run import Choices
 from colibrid.http.sending import ReaderLeftError, send_json
 from colibrid.http.sse import EventStream
@@ -76,12 +77,17 @@ async def answer(
     request: web.Request, state: AppState, job: Job, writer: AnswerWriter, *, stream: bool
 ) -> web.StreamResponse:
     """Submits the job and answers. Ending early, for whatever reason, cancels it."""
-    tenant = current(request).tenant
-    generations = state.scheduler.submit_all([msgspec.structs.replace(one, tenant=tenant) for one in job.requests])
-    async with Choices(job, generations, state.text.tokenizer) as choices:
-        if stream:
-            return await _streamed(request, state, choices, writer, job.timeout_s)
-        return await _whole(request, state, choices, writer, job.timeout_s)
+    context = current(request)
+    requests = served_as(context.meter, job.requests, context.tenant)
+    with Spending(context.meter, requests) as spending:
+        generations = state.scheduler.submit_all(requests)
+        async with Choices(job, generations, state.text.tokenizer) as choices:
+            try:
+                if stream:
+                    return await _streamed(request, state, choices, writer, job.timeout_s)
+                return await _whole(request, state, choices, writer, job.timeout_s)
+            finally:
+                spending.used = choices.tokens
 
 
 def json_response(value: object, status: int = 200) -> web.Response:

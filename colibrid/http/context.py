@@ -12,6 +12,7 @@ from aiohttp import web
 
 if TYPE_CHECKING:
     from colibrid.http.credentials import Key
+    from colibrid.http.quota import Meter
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
 
@@ -23,6 +24,7 @@ class RequestContext:
     id: str
     started: float = field(default_factory=time.perf_counter)
     key: Key | None = None  # that it came with; None where there are no keys
+    meter: Meter | None = None  # what the key has used
     page: str | None = None  # origin of another's web page that may read the answer
     ignored: list[str] = field(default_factory=list)  # fields unknown to the API
     server_timing: str | None = None

@@ -21,6 +21,7 @@ from colibrid.http.context import current
 from colibrid.http.limits import MAX_INPUTS
 from colibrid.http.params import check_model, expert_policy
 from colibrid.http.prompts import encode_prompts, prompt_entries, truncated, usable_tokens
+from colibrid.http.quota import Spending, served_as
 from colibrid.http.state import STATE
 from colibrid.http.types import EMBEDDINGS_REFUSED, EmbeddingsBody
 from colibrid.http.usage import expert_usage, timing_header
@@ -40,10 +41,16 @@ async def embeddings(request: web.Request) -> web.Response:
     """Embeds one text or several."""
     state = request.app[STATE]
     body = await read_body(request, EmbeddingsBody, EMBEDDINGS_REFUSED, "input")
-    requests = await _requests(body, state)
+    context = current(request)
+    requests = served_as(context.meter, await _requests(body, state), context.tenant)
     results: list[GenerateResult] = []
-    with state.scheduler.held():
-        await within(request, body.timeout_s, _run(requests, state.scheduler, results))
+    with Spending(context.meter, requests) as spending, state.scheduler.held():
+        spending.used = sum(len(one.prompt_ids) for one in requests)  # whoever leaves early has had them computed
+        try:
+            await within(request, body.timeout_s, _run(requests, state.scheduler, results))
+        except OverloadedError:
+            spending.used = 0
+            raise
     usage = _note(request, state, results)
     size = body.dimensions or state.scheduler.info.hidden
 

@@ -70,6 +70,17 @@ class MediaTypeError(RequestError):
     status = 415
 
 
+class RateLimitError(RequestError):
+    """The key has used up what it may: 429 with Retry-After."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message, code="slow_down")
+        self.retry_after_s = retry_after_s
+
+
 class RequestTimeoutError(RequestError):
     """The answer took longer than the request's timeout_s: 504."""
 
@@ -127,7 +138,7 @@ def error_object(error: RequestError) -> dict[str, object]:
 
 def error_headers(error: RequestError) -> Mapping[str, str]:
     """Headers that belong to `error`."""
-    if isinstance(error, OverloadedError):
+    if isinstance(error, OverloadedError | RateLimitError):
         headers = {
             "Retry-After": str(max(1, math.ceil(error.retry_after_s))),
             "retry-after-ms": str(max(1, math.ceil(error.retry_after_s * 1000))),

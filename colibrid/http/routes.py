@@ -62,6 +62,7 @@ class Route:
     body: type[msgspec.Struct] | None = None
     refused: Mapping[str, Refused] = field(default_factory=dict)  # fields that are 400 by name
     streams: bool = False  # answers with events where the body says `stream`
+    queues: bool = False  # waits for a slot, so it is refused before its body is read when there is no room
     scope: Scope | None = "inference"  # that a key must have where keys are set; None: no key is asked for
 
     @property
@@ -85,6 +86,7 @@ ROUTES = (
         body=CompletionBody,
         refused=COMPLETION_REFUSED,
         streams=True,
+        queues=True,
     ),
     Route(
         method="POST",
@@ -95,6 +97,7 @@ ROUTES = (
         body=ChatBody,
         refused=CHAT_REFUSED,
         streams=True,
+        queues=True,
     ),
     Route(
         method="POST",
@@ -104,6 +107,7 @@ ROUTES = (
         summary="A vector for each text",
         body=EmbeddingsBody,
         refused=EMBEDDINGS_REFUSED,
+        queues=True,
     ),
     Route(
         method="POST",
@@ -113,6 +117,7 @@ ROUTES = (
         summary="Complete one prompt, in the short form",
         body=GenerateBody,
         refused=GENERATE_REFUSED,
+        queues=True,
     ),
     Route(
         method="POST",

@@ -194,6 +194,12 @@ class Choices:
         return kept
 
     @property
+    def tokens(self) -> int:
+        """Of all prompts, each once, and of all texts so far."""
+        prompts = sum(len(prompt.ids) for prompt in self._job.prompts)
+        return prompts + sum(choice.tokens[1] for choice in self.all)
+
+    @property
     def outcomes(self) -> list[Outcome]:
         """What is known of each choice, in order. Only after all have ended."""
         outcomes = [choice.outcome for choice in self.all if choice.outcome is not None]

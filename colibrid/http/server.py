@@ -12,7 +12,8 @@ from colibrid.http.context import context_of, open_context
 from colibrid.http.contract import as_contract, log_request
 from colibrid.http.errors import NotFoundError, error_response, shown
 from colibrid.http.manual import add_manual
-from colibrid.http.origin import UNIX, Origins, cors_headers
+from colibrid.http.origin import UNIX, cors_headers
+from colibrid.http.quota import limit_headers
 from colibrid.http.routes import ROUTES
 from colibrid.http.runner import run_application
 from colibrid.http.sending import ReaderLeftError
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler, Middleware
 
-    from colibrid.http.auth import KeyRing
     from colibrid.http.context import RequestContext
     from colibrid.http.credentials import Scope
+    from colibrid.http.origin import Origins
 
 _SCOPES = {route.path: route.scope for route in ROUTES if "{" not in route.path} | {
     "/docs": None
 }  # None: without a key
+_QUEUES = frozenset(route.path for route in ROUTES if route.queues)
 _QUIET_PATHS = frozenset({"/livez", "/readyz", "/health"})  # asked every second by somebody: logged when debugging
 _CHAT = "use POST /v1/chat/completions"
 _EMBEDDINGS = "use POST /v1/embeddings"
@@ -69,8 +71,7 @@ _PREFLIGHT = {  # what a page may send that server.allowed_origins lists
 
 def create_app(state: AppState) -> web.Application:
     """The application that serves `state`."""
-    origins = Origins(state.settings.server, has_keys=bool(state.keys))
-    app = web.Application(middlewares=[_pass_through(state, origins)])
+    app = web.Application(middlewares=[_pass_through(state)])
     app[STATE] = state
     app.on_response_prepare.append(_add_headers)
     for route in ROUTES:
@@ -88,7 +89,7 @@ async def start_server(
     await run_application(create_app(state), sockets, stack, tls)
 
 
-def _pass_through(state: AppState, origins: Origins) -> Middleware:
+def _pass_through(state: AppState) -> Middleware:
     """What every request passes through: identity, access, the error contract, one log line."""
 
     @web.middleware
@@ -96,12 +97,12 @@ def _pass_through(state: AppState, origins: Origins) -> Middleware:
         context = open_context(request)
         quiet = request.path in _QUIET_PATHS
         try:
-            _check_origin(request, context, origins)
+            _check_origin(request, context, state.origins)
             if context.page is not None and request.method == "OPTIONS":
                 response: web.StreamResponse = web.Response(status=204, headers=_PREFLIGHT)
             else:
-                _check_key(request, context, state.keys)
-                response = await handler(request)
+                _check_key(request, context, state)
+                response = await _within_limits(request, context, handler, state)
         except asyncio.CancelledError:
             log_request(request, context, _CLIENT_LEFT, quiet=quiet)
             raise
@@ -126,11 +127,26 @@ def _check_origin(request: web.Request, context: RequestContext, origins: Origin
     context.page = origins.check_page(request.headers, peer)
 
 
-def _check_key(request: web.Request, context: RequestContext, keys: KeyRing) -> None:
+def _check_key(request: web.Request, context: RequestContext, state: AppState) -> None:
     scope = _scope_of(request.path)
-    context.key = None if scope is None else keys.check(request.headers, scope)
+    context.key = None if scope is None else state.keys.check(request.headers, scope)
     if context.key is not None:
         context.facts["key"] = context.key.id
+        context.meter = state.meters.of(context.key)
+
+
+async def _within_limits(
+    request: web.Request, context: RequestContext, handler: Handler, state: AppState
+) -> web.StreamResponse:
+    """The handler's answer. Raises OverloadedError or RateLimitError before the body is read."""
+    if request.method != "POST":
+        return await handler(request)
+    if request.path in _QUEUES:
+        state.scheduler.check_room()
+    if context.meter is None:
+        return await handler(request)
+    with context.meter.request():
+        return await handler(request)
 
 
 def _scope_of(path: str) -> Scope | None:
@@ -153,6 +169,9 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
         return
     for name, value in cors_headers(context.page):
         response.headers[name] = value
+    if context.meter is not None:
+        for name, value in limit_headers(context.meter):
+            response.headers[name] = value
     response.headers["x-request-id"] = context.id
     response.headers["openai-processing-ms"] = str(round(context.elapsed_ms))
     if context.server_timing is not None:

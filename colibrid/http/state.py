@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from colibrid.http.auth import KeyRing
+from colibrid.http.origin import Origins
+from colibrid.http.quota import Meters
 from colibrid.text.model_text import ModelText
 from colibrid.text.structured_masks import StructuredOutput
 
@@ -32,7 +34,7 @@ class Incoming:
 class AppState:
     """One served model and the settings it is served with.
 
-    Lives on the event loop. `settings` and `keys` are read anew by each request: `follow` replaces them.
+    Lives on the event loop. What `follow` replaces is read anew by each request.
     """
 
     settings: Settings
@@ -46,14 +48,20 @@ class AppState:
     # Reads large bodies. One thread again, and not the scribe's: a bad body must not wait for somebody's answer.
     reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="reader"))
 
+    meters: Meters = field(init=False)
+    origins: Origins = field(init=False)
     structured: StructuredOutput = field(init=False)
 
     def __post_init__(self) -> None:
         self.structured = StructuredOutput(self.text.vocabulary, self.scheduler.info.mask_bytes)
+        self.meters = Meters(self.settings.auth.limits)
+        self.origins = Origins(self.settings.server, has_keys=bool(self.keys))
 
     def follow(self, settings: Settings, keys: KeyRing) -> None:
-        """Serve with these from now on."""
+        """Serve with these, which were checked, from now on."""
         self.settings, self.keys = settings, keys
+        self.meters.renew(keys.keys, settings.auth.limits)
+        self.origins = Origins(settings.server, has_keys=bool(keys))
 
     @property
     def aliases(self) -> tuple[str, ...]:

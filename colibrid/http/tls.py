@@ -24,7 +24,7 @@ def make_tls(settings: ServerSettings) -> ssl.SSLContext | None:
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
     context.set_alpn_protocols(["http/1.1"])
     try:
-        _load(context, cert, key)
+        context.load_cert_chain(cert, key, password=lambda: "")  # else a key with a password would ask on a terminal
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
             f"server.tls_cert_file {cert} and server.tls_key_file {key} cannot be used: {_reason(error)}; give a chain and"
@@ -33,15 +33,21 @@ def make_tls(settings: ServerSettings) -> ssl.SSLContext | None:
     return context
 
 
-def renew_tls(context: ssl.SSLContext, settings: ServerSettings) -> None:
-    """Use the files' present contents for connections to come. Call when `make_tls` has accepted them."""
-    assert settings.tls_cert_file is not None, "TLS is not switched off by a reload"
-    assert settings.tls_key_file is not None, "see above"
-    _load(context, settings.tls_cert_file, settings.tls_key_file)
+class Tls:
+    """Owner of the context that new connections get, whichever the listeners were opened with."""
 
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.listening = context
+        self._current = context
+        context.sni_callback = self._switch
 
-def _load(context: ssl.SSLContext, cert: str, key: str) -> None:
-    context.load_cert_chain(cert, key, password=lambda: "")  # else a key with a password would ask on a terminal
+    def replace(self, context: ssl.SSLContext) -> None:
+        """Use `context`, which make_tls has made, for connections to come."""
+        self._current = context
+
+    def _switch(self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _listening: ssl.SSLContext) -> None:
+        """Called with a client's first message, before a certificate is chosen."""
+        connection.context = self._current
 
 
 def _reason(error: OSError) -> str:

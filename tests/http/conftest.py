@@ -21,6 +21,7 @@ from colibrid.batch.interfaces import EngineInfo
 from colibrid.batch.request import ExpertUsage, FinishReason, GenerateRequest, GenerateResult, TokenRecord
 from colibrid.config.settings import Settings
 from colibrid.engine.state import EngineStatus, Readiness
+from colibrid.errors import OverloadedError
 from colibrid.http.auth import KeyRing
 from colibrid.http.server import start_server
 from colibrid.http.state import AppState
@@ -210,6 +211,10 @@ class FakeService:
             yield
         finally:
             self.holds -= 1
+
+    def check_room(self) -> None:
+        if isinstance(self.refusal, OverloadedError):
+            raise self.refusal
 
     def submit(self, request: GenerateRequest, *, begun: bool = False) -> FakeGeneration:
         assert self.holds or not begun, "an answer that goes on is held"

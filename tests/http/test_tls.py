@@ -15,7 +15,7 @@ import pytest
 from colibrid.config.settings import ServerSettings
 from colibrid.errors import ConfigError
 from colibrid.http.server import start_server
-from colibrid.http.tls import make_tls, renew_tls
+from colibrid.http.tls import Tls, make_tls
 
 if TYPE_CHECKING:
     from tests.http.conftest import Server
@@ -88,6 +88,7 @@ async def test_certificates_change_while_serving(server: Server, settings: Serve
     """After a renewal new connections get the new certificate; files that do not fit are refused before."""
     context = make_tls(settings)
     assert context is not None
+    tls = Tls(context)
 
     async def shown(name: str) -> int:
         async with aiohttp.ClientSession() as session, session.get(f"{url}/livez", ssl=trusting(name)) as response:
@@ -96,7 +97,7 @@ async def test_certificates_change_while_serving(server: Server, settings: Serve
     async with AsyncExitStack() as stack:
         listening = socket.create_server(("127.0.0.1", 0))
         stack.callback(listening.close)
-        await start_server(server.state, [listening], stack, context)
+        await start_server(server.state, [listening], stack, tls.listening)
         url = f"https://127.0.0.1:{listening.getsockname()[1]}"
         assert await shown("first.pem") == 200
         assert settings.tls_cert_file is not None
@@ -105,8 +106,9 @@ async def test_certificates_change_while_serving(server: Server, settings: Serve
         with pytest.raises(ConfigError, match="MISMATCH"):
             make_tls(settings)
         shutil.copy(FILES / "second.key", settings.tls_key_file)
-        assert make_tls(settings) is not None
-        renew_tls(context, settings)
+        renewed = make_tls(settings)
+        assert renewed is not None
+        tls.replace(renewed)
         assert await shown("second.pem") == 200
         with pytest.raises(aiohttp.ClientError):
             await shown("first.pem")
