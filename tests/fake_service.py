@@ -43,6 +43,6 @@ def make_scheduler(engine: Engine, *, queue: int = 8, info: EngineInfo = INFO, *
         info,
         LAYER_EXPERTS,
         batch=sections.get("batch", BatchSettings(slots=SLOTS)),
-        limits=LimitsSettings(queue=queue),
+        limits=LimitsSettings(queue=queue, queue_timeout_s=sections.get("queue_timeout_s", 300.0)),
         experts=sections.get("experts", ExpertsSettings()),
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from colibrid.batch.admission import check_request
+from colibrid.batch.deadline import QueueDeadline
 from colibrid.batch.fanout import FanOut, Tally
 from colibrid.batch.generation import LiveGeneration
 from colibrid.batch.placer import Model, Placer
@@ -103,6 +104,7 @@ class Scheduler:
         self._changed: Callable[[], None] = lambda: None
         self._tally = Tally()
         self._fan_out = FanOut(self._placer, self._tally, info)
+        self._deadline = QueueDeadline(self._placer.queue, limits.queue_timeout_s, self._waited_in_vain)
         engine.attach(self)
 
     # ------------------------------------------------------------ for others
@@ -153,6 +155,7 @@ class Scheduler:
         """Take changed settings over: they count for requests that come from now on."""
         self._batch, self._limits, self._experts = batch, limits, experts
         self._info = msgspec.structs.replace(self._info, fingerprint=fingerprint)
+        self._deadline.set_timeout(limits.queue_timeout_s)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -197,6 +200,7 @@ class Scheduler:
         """Fail everything that is left and let go of the engine. The supervisor is stopped by its owner."""
         self._draining = True
         self._fail_all("the server stopped before the request was complete; send it again")
+        self._deadline.cancel()
         self._detach()
 
     # ------------------------------------------------------------- admission
@@ -258,6 +262,7 @@ class Scheduler:
             generations += members
             self._placer.add(members, self._scope(request))
         self._tally.submitted += len(generations)
+        self._deadline.watch(now)
         self._idle.clear()
         self._after_submit()
         return tuple(generations)
@@ -414,10 +419,20 @@ class Scheduler:
         for member in group.members:
             member.move(self)
         self._placer.queue.put_back(group)
+        self._deadline.watch(group.members[0].clock.submitted)
         self._idle.clear()
         self._schedule_pump()
 
     # ------------------------------------------------------------------- end
+
+    def _waited_in_vain(self, generation: LiveGeneration) -> None:
+        error = OverloadedError(
+            f"no slot was free within limits.queue_timeout_s = {self._limits.queue_timeout_s:g} s; try again later",
+            code="server_is_overloaded",
+            retry_after_s=self._retry_after_s(),
+        )
+        self._tally.fail(generation, error)
+        self._let_go(generation)
 
     def _fail_all(self, reason: str) -> None:
         error = OverloadedError(reason, code="draining", retry_after_s=RETRY_AFTER_LOADING_S)

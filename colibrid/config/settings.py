@@ -161,6 +161,18 @@ class LimitsSettings(Section, frozen=True, kw_only=True):
         Meta(ge=0, le=100_000),
         Live("requests that may wait for a slot; beyond it 503 with Retry-After"),
     ] = 256
+    queue_timeout_s: Annotated[
+        Annotated[float, Meta(gt=0, le=86400)] | None,
+        Live("a request that has waited so long for a slot is 503 with Retry-After; null: it waits on"),
+    ] = 300.0
+    connections: Annotated[
+        int,
+        Meta(ge=1, le=1_000_000),
+        Restart("open at a time, within the process's limit of descriptors; one more is told 503 and closed"),
+    ] = 4096
+    connections_per_address: Annotated[
+        PositiveInt | None, Restart("of them from one client address, else 429; null: no limit")
+    ] = None
     max_tokens_default: Annotated[
         PositiveInt, Live("output bound of chat requests that name none; KV memory is reserved for it")
     ] = 1024

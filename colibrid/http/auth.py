@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class KeyRing:
-    """Owner of the accepted keys, of which it has digests only. An empty ring accepts everyone."""
+    """The accepted keys, of which it has digests only. An empty ring accepts everyone."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
         self._keys = tuple(keys)
@@ -39,10 +39,6 @@ class KeyRing:
     def keys(self) -> tuple[Key, ...]:
         """All of them, in the file's order."""
         return self._keys
-
-    def replace(self, other: KeyRing) -> None:
-        """Accept the keys of `other` from now on; requests that run go on."""
-        self._keys = other.keys
 
     def find(self, key: str) -> Key | None:
         """What is known of `key`; None unless it is one of the keys. Takes the same time whichever it is."""

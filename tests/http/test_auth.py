@@ -108,10 +108,9 @@ async def test_routes_need_their_scope(make_server: Callable[..., Any]) -> None:
 
 async def test_keys_change_while_serving(make_server: Callable[..., Any]) -> None:
     """After a reload the new keys are accepted and the old ones are not, without a restart."""
-    ring = KeyRing.of_plain([KEY], "test")
-    server = await make_server(ring=ring)
+    server = await make_server(keys=[KEY])
     assert (await server.get("/v1/models", Authorization=f"Bearer {KEY}")).status == 200
-    ring.replace(KeyRing.of_plain(["other-key-2"], "test"))
+    server.state.follow(server.state.settings, KeyRing.of_plain(["other-key-2"], "test"))
     assert (await server.get("/v1/models", Authorization=f"Bearer {KEY}")).status == 401
     assert (await server.get("/v1/models", Authorization="Bearer other-key-2")).status == 200
 
