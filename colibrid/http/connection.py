@@ -2,29 +2,101 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from colibrid.errors import RequestError
 from colibrid.http.errors import error_response
+from colibrid.http.limits import HEAD_TIMEOUT_S
+from colibrid.http.origin import address_of
 
 if TYPE_CHECKING:
     from aiohttp.web_request import BaseRequest
     from aiohttp.web_server import Server
 
+    from colibrid.http.gate import Gate
+
 _BROKEN = 500
+_TURN_AWAY_S = 1.0  # for the client to take the answer and close
 
 
 class Connection(web.RequestHandler):
-    """Answers what never reaches the application."""
+    """Answers what never reaches the application, and keeps the time of heads."""
 
-    __slots__ = ("bound",)
+    __slots__ = ("_address", "_gate", "_head_timer", "_turned_away", "bound")
 
-    def __init__(self, manager: Server, bound: str, **options: Any) -> None:
+    def __init__(self, manager: Server, bound: str, gate: Gate | None, **options: Any) -> None:
         """`bound`: the address that the socket was bound to, which it has been accepted from."""
         super().__init__(manager, **options)
         self.bound = bound
+        self._gate = gate
+        self._address: str | None = None  # that counts at the gate
+        self._turned_away = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected; one that the gate does not let in is told so and closed."""
+        if self._gate is not None:
+            address = address_of(transport.get_extra_info("peername"))
+            refusal = self._gate.enter(address)
+            if refusal is not None:
+                self._turn_away(transport, refusal)
+                return
+            self._address = address
+        super().connection_made(transport)
+        self._head_begins()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client is gone."""
+        self._head_ends()
+        if self._address is not None and self._gate is not None:
+            self._gate.leave(self._address)
+            self._address = None
+        if not self._turned_away:
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a client. The head of a request must be complete HEAD_TIMEOUT_S after its first byte."""
+        if self._turned_away:
+            return
+        super().data_received(data)
+        if not self._waits:
+            self._head_ends()
+        elif self._head_timer is None:
+            self._head_begins()
+
+    @property
+    def _waits(self) -> bool:
+        """True while no request is there to be answered."""
+        if self._request_count == 0:  # maybe before aiohttp's own task has begun to wait
+            return True
+        return self._waiter is not None and not self._waiter.done()
+
+    def _head_begins(self) -> None:
+        self._head_timer = self._loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
+
+    def _head_ends(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._waits:
+            self.force_close()
+
+    def _turn_away(self, transport: asyncio.BaseTransport, refusal: bytes) -> None:
+        """What the client sends meanwhile is read and forgotten: closing at once would take the answer from it."""
+        assert isinstance(transport, asyncio.Transport)
+        self._turned_away = True
+        transport.write(refusal)
+        if transport.can_write_eof():
+            transport.write_eof()
+            self._loop.call_later(_TURN_AWAY_S, transport.abort)
+        else:
+            transport.close()
 
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

@@ -8,6 +8,7 @@ from colibrid.engine.abi import MAX_TOP_LOGPROBS as MAX_LOGPROBS
 
 __all__ = [
     "BODY_TIMEOUT_S",
+    "HEAD_TIMEOUT_S",
     "INLINE_BODY_BYTES",
     "MAX_ANSWER_LOGPROBS",
     "MAX_BIAS",
@@ -42,6 +43,7 @@ MAX_MESSAGES = 4096  # messages of one request
 OTHER_FIELDS_BYTES = 256 << 10  # of a body beside what may be long: prompt, messages, input, tokens
 INLINE_BODY_BYTES = 32 << 10  # decoded on the event loop, within 2 ms whatever is in it; larger ones in a thread
 MAX_INCOMING_BODIES = 32  # times server.max_body_bytes: of all bodies that arrive or are being decoded
+HEAD_TIMEOUT_S = 30.0  # for the head of a request to arrive, from connect or its first byte on
 BODY_TIMEOUT_S = 30.0  # for the whole body to arrive
 WRITE_TIMEOUT_S = 30.0  # a reader that takes nothing for so long is cut off
 MAX_JSON_DEPTH = 128  # levels of a body

@@ -52,7 +52,7 @@ class Origins:
 
     def peer(self, name: object, headers: Mapping[str, str], *, secure: bool) -> Peer:
         """Who has sent `headers` from the socket `name`: what a proxy says counts iff it is trusted."""
-        address = _address(name[0]) or UNIX if isinstance(name, tuple) else UNIX
+        address = address_of(name)
         if not self._trusted(address):
             return Peer(address, secure)
         proto = headers.get("X-Forwarded-Proto", "")
@@ -107,6 +107,11 @@ class Origins:
         if address == UNIX:
             return self._trusts_unix
         return bool(self._proxies) and any(ipaddress.ip_address(address) in network for network in self._proxies)
+
+
+def address_of(name: object) -> str:
+    """The address in the name of a client's socket."""
+    return _address(name[0]) or UNIX if isinstance(name, tuple) else UNIX
 
 
 def _hostname(host: str) -> str | None:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AsyncExitStack
 
-KEEP_ALIVE_S = 75.0  # also the time that the head of a request may take, counted from connect or the last answer
+    from colibrid.http.gate import Gate
+
+KEEP_ALIVE_S = 75.0  # an idle connection is closed after so long
 _BACKLOG = 1024  # connections that the kernel accepts ahead of us
 _SHUTDOWN_S = 0.5  # for answers under way when everything should have been answered
 _HANDSHAKE_S = 10.0  # of TLS
@@ -26,9 +28,14 @@ _LINGER_S = 2.0  # how long the rest of a refused body is read and thrown away
 
 
 async def run_application(
-    app: web.Application, sockets: Sequence[socket.socket], stack: AsyncExitStack, tls: ssl.SSLContext | None = None
+    app: web.Application,
+    sockets: Sequence[socket.socket],
+    stack: AsyncExitStack,
+    *,
+    tls: ssl.SSLContext | None = None,
+    gate: Gate | None = None,
 ) -> None:
-    """Answers on `sockets`, which listen, until `stack` is unwound; `tls` is for those of TCP.
+    """Answers on `sockets`, which listen, until `stack` is unwound; `tls` is for those of TCP, `gate` bounds connections.
 
     A request is cancelled when its client leaves. The caller owns loop, sockets and signals.
     """
@@ -38,11 +45,13 @@ async def run_application(
     server = runner.server
     assert server is not None, "a runner that is set up has a server"
     for one in sockets:
-        listener = await _listen(server, one, tls)
+        listener = await _listen(server, one, tls, gate)
         stack.callback(listener.close)
 
 
-async def _listen(server: web.Server, listening: socket.socket, tls: ssl.SSLContext | None) -> asyncio.Server:
+async def _listen(
+    server: web.Server, listening: socket.socket, tls: ssl.SSLContext | None, gate: Gate | None
+) -> asyncio.Server:
     loop = asyncio.get_running_loop()
     options: dict[str, Any] = {
         "access_log": None,
@@ -54,7 +63,7 @@ async def _listen(server: web.Server, listening: socket.socket, tls: ssl.SSLCont
     bound = UNIX if listening.family == socket.AF_UNIX else str(listening.getsockname()[0])
 
     def connect() -> Connection:
-        return Connection(server, bound, loop=loop, **options)
+        return Connection(server, bound, gate, loop=loop, **options)
 
     if listening.family == socket.AF_UNIX:
         return await loop.create_unix_server(connect, sock=listening, backlog=_BACKLOG)

@@ -11,6 +11,7 @@ from colibrid.http.connection import Connection
 from colibrid.http.context import context_of, open_context
 from colibrid.http.contract import as_contract, log_request
 from colibrid.http.errors import NotFoundError, error_response, shown
+from colibrid.http.gate import Gate
 from colibrid.http.manual import add_manual
 from colibrid.http.origin import UNIX, cors_headers
 from colibrid.http.quota import limit_headers
@@ -86,7 +87,7 @@ async def start_server(
 ) -> None:
     """Answers on `sockets`, see run_application, until `stack` is unwound."""
     stack.push_async_callback(state.structured.close)
-    await run_application(create_app(state), sockets, stack, tls)
+    await run_application(create_app(state), sockets, stack, tls=tls, gate=Gate(state.settings.limits))
 
 
 def _pass_through(state: AppState) -> Middleware:

@@ -62,7 +62,7 @@ async def test_heads_have_a_deadline(
     make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, earlier: bytes
 ) -> None:
     """A head that comes in small pieces does not hold its connection for ever, on a fresh one or a used one."""
-    monkeypatch.setattr("colibrid.http.runner.KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr("colibrid.http.connection.HEAD_TIMEOUT_S", 0.3)
     server = await make_server()
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
     writer.write(earlier + b"GET /livez HTTP/1.1\r\n")
@@ -103,3 +103,50 @@ async def test_an_answer_that_nobody_reads(make_server: Callable[..., Any], monk
                 while piece := await loop.sock_recv(client, 1 << 16):
                     got += len(piece)
         assert got < expected
+
+
+async def test_a_head_in_pieces_is_answered(make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that come byte by byte, but in time, are answered; a slow answer and an idle connection are no slow head."""
+    monkeypatch.setattr("colibrid.http.connection.HEAD_TIMEOUT_S", 0.5)
+    server = await make_server()
+    server.service.pause_s = 0.1
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    body = b'{"prompt": "Hi"}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for _ in range(2):
+        for byte in head + b"Content-Length: %d\r\n\r\n" % len(body):
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0)
+        writer.write(body)
+        async with asyncio.timeout(5):
+            answer = await reader.readuntil(b"\r\n\r\n")
+            length = int(answer.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            assert answer.startswith(b"HTTP/1.1 200")
+            await reader.readexactly(length)
+        await asyncio.sleep(0.6)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "status", "reason"),
+    [({"connections": 2}, 503, "2 connections"), ({"connections_per_address": 2}, 429, "from your address")],
+)
+async def test_connections_are_bounded(
+    make_server: Callable[..., Any], limits: dict[str, int], status: int, reason: str
+) -> None:
+    """One connection too many gets an answer with Retry-After and is closed; when another closes there is room again."""
+    server = await make_server(limits=limits)
+    port = int(server.url.rsplit(":", 1)[1])
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+    found, headers, body = await exchange(server, b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert found.split()[1] == str(status).encode()
+    assert (headers["Retry-After"], headers["Connection"]) == ("1", "close")
+    assert reason in json.loads(body)["error"]["message"]
+    held[0][1].close()
+    for _ in range(100):
+        async with server.session.get(server.url + "/livez", headers={"Connection": "close"}) as response:
+            if response.status == 200:
+                break
+        await asyncio.sleep(0.02)
+    assert response.status == 200
+    held[1][1].close()
