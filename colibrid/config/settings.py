@@ -162,7 +162,7 @@ class LimitsSettings(Section, frozen=True, kw_only=True):
         Live("requests that may wait for a slot; beyond it 503 with Retry-After"),
     ] = 256
     queue_timeout_s: Annotated[
-        Annotated[float, Meta(gt=0, le=86400)] | None,
+        Annotated[float, Meta(gt=0, le=36000)] | None,
         Live("a request that has waited so long for a slot is 503 with Retry-After; null: it waits on"),
     ] = 300.0
     connections: Annotated[
