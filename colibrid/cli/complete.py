@@ -86,12 +86,12 @@ async def _complete(settings: Settings, resolved: Resolved, library: Library, qu
 
         text = load_text(parts.pack.path, parts.pack.manifest)
         stack.callback(text.tokenizer.close)
-        request = _request(question, text, parts.pool.info, settings.limits.max_tokens_default)
+        request = _request(question, text, parts.pool.info, settings)
         await parts.fleet.wait_ready()
         await _print_text(parts.pool, request, text)
 
 
-def _request(question: _Question, text: ModelText, info: EngineInfo, default_tokens: int) -> GenerateRequest:
+def _request(question: _Question, text: ModelText, info: EngineInfo, settings: Settings) -> GenerateRequest:
     from colibrid.text.model_text import first_given  # noqa: PLC0415 (as above)
 
     ids = _prompt_ids(question, text)
@@ -101,11 +101,11 @@ def _request(question: _Question, text: ModelText, info: EngineInfo, default_tok
             f"the prompt has {len(ids)} tokens and --max-tokens is {question.max_tokens or 1}: more than the context "
             f"of {info.max_seq_len}; shorten the prompt or lower --max-tokens"
         )
-    defaults = text.sampling
+    defaults = text.sampling.under(settings.sampling)
     return GenerateRequest(
         request_id="complete",
         prompt_ids=tuple(ids),
-        max_tokens=question.max_tokens or min(default_tokens, room),
+        max_tokens=question.max_tokens or min(settings.limits.max_tokens_default, room),
         sampling=Sampling(
             seed=secrets.randbits(64) if question.seed is None else question.seed,
             temperature=first_given(question.temperature, defaults.temperature, 1.0),

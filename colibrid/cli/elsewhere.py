@@ -61,7 +61,7 @@ _INSTEAD = {
     "--cache-reuse": _PREFIXES,
     "--slot-prompt-similarity": _PREFIXES,
     "--load-format": "use --set model.weights=files or dummy",
-    "--generation-config": "leave it out; the model's own generation_config.json is used",
+    "--generation-config": "leave it out; the model's own generation_config.json is used, over it --set sampling.temperature=T and the like",
     "--chat-template": _TEMPLATE,
     "--jinja": _TEMPLATE,
     "--tool-call-parser": "use --set model.tool_parser=NAME",

@@ -31,6 +31,7 @@ _VERBS = {
     "convert": ("colibrid.cli.convert", "Make a pack from a Hugging Face checkpoint."),
     "inspect": ("colibrid.cli.inspect", "Show what a model is and what it needs."),
     "keys": ("colibrid.cli.keys", "Add, list and revoke the keys that clients must send."),
+    "config": ("colibrid.cli.config", "Check, show and describe configurations."),
     "bench": ("colibrid.cli.bench", "Measure the speed of this machine."),
 }
 

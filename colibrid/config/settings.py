@@ -221,6 +221,25 @@ class ModelSettings(Section, frozen=True, kw_only=True):
     ] = None
 
 
+class SamplingSettings(Section, frozen=True, kw_only=True):
+    """For requests that say nothing of it. null: as the model's generation_config.json says."""
+
+    temperature: Annotated[
+        Annotated[float, Meta(ge=0, le=2)] | None,
+        Live("0: always the likeliest token; null: as the model says, else 1"),
+    ] = None
+    top_p: Annotated[Annotated[float, Meta(ge=1e-30, le=1)] | None, Live("null: as the model says, else 1 (off)")] = (
+        None
+    )
+    top_k: Annotated[
+        Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] | None, Live("null: as the model says, else 0 (off)")
+    ] = None
+    min_p: Annotated[Annotated[float, Meta(ge=0, le=1)] | None, Live("null: as the model says, else 0 (off)")] = None
+    repetition_penalty: Annotated[
+        Annotated[float, Meta(ge=0.01, le=100)] | None, Live("null: as the model says, else 1 (off)")
+    ] = None
+
+
 class EngineSettings(Section, frozen=True, kw_only=True):
     """What computes."""
 
@@ -409,6 +428,7 @@ class Settings(Section, frozen=True, kw_only=True):
     auth: AuthSettings = AuthSettings()
     limits: LimitsSettings = LimitsSettings()
     model: ModelSettings = ModelSettings()
+    sampling: SamplingSettings = SamplingSettings()
     engine: EngineSettings = EngineSettings()
     batch: BatchSettings = BatchSettings()
     experts: ExpertsSettings = ExpertsSettings()

@@ -217,8 +217,8 @@ def _check_logprobs(requests: Sequence[GenerateRequest], *, stream: bool) -> Non
 
 
 def sampling_of(body: SamplingBody, state: AppState) -> Sampling:
-    """Sampling values: the request's, else those of the model's generation_config.json, else OpenAI's."""
-    defaults = state.text.sampling
+    """Sampling values: the request's, else the settings', else those of generation_config.json, else OpenAI's."""
+    defaults = state.text.sampling.under(state.settings.sampling)
     top_k = first_given(body.top_k, defaults.top_k, 0)
     return Sampling(
         seed=secrets.randbits(64) if body.seed is None else body.seed % (1 << 64),

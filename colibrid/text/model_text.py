@@ -17,6 +17,8 @@ from colibrid.text.tokenizer import IdsOnly, Tokenizer
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from colibrid.config.settings import SamplingSettings
+
 Number = TypeVar("Number", int, float)
 
 
@@ -28,6 +30,11 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+    def under(self, settings: SamplingSettings) -> SamplingDefaults:
+        """The same where `settings` leave it to the model."""
+        given = {name: value for name in self.__struct_fields__ if (value := getattr(settings, name)) is not None}
+        return msgspec.structs.replace(self, **given)
 
 
 def first_given(asked: Number | None, model: Number | None, default: Number) -> Number:
@@ -68,7 +75,7 @@ class ModelText:
             tokenizer=loaded,
             guard=SpecialGuard(loaded.special_strings, loaded.mark),
             template=ChatTemplate.load(load_tokenizer_config(tokenizer_config), chat_template),
-            sampling=_load_defaults(generation_config),
+            sampling=load_sampling(generation_config),
             eos_token_ids=eos_token_ids,
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
@@ -84,7 +91,8 @@ def _load_vocabulary(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> Vo
         return None
 
 
-def _load_defaults(path: Path | None) -> SamplingDefaults:
+def load_sampling(path: Path | None) -> SamplingDefaults:
+    """What a generation_config.json says; nothing without one. ModelError names the file."""
     if path is None:
         return SamplingDefaults()
     try:

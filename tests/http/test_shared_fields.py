@@ -88,6 +88,16 @@ async def test_values_of_the_model_hold_where_none_are_named(server: Server, pat
     assert first.seed != second.seed
 
 
+@both_routes
+async def test_settings_hold_over_the_model(make_server: Callable[..., Any], path: str) -> None:
+    """Where a request names no sampling, the section `sampling` does, and the model where that is silent."""
+    server = await make_server(sampling={"temperature": 0.25, "top_k": 7, "min_p": 0.5, "repetition_penalty": 1.25})
+    await server.post(path, ASK[path] | {"min_p": 0.125})
+    sampling = server.service.last.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.25, 0.9, 7)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.125, 1.25)
+
+
 @pytest.mark.fields("/v1/completions", "stop_token_ids", "min_tokens", "ignore_eos")
 @pytest.mark.fields("/v1/chat/completions", "stop_token_ids", "min_tokens", "ignore_eos")
 @both_routes
