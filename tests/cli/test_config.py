@@ -108,10 +108,9 @@ def test_show_says_where_values_come_from(
     monkeypatch.setenv("COLIBRID_BATCH__SLOTS", "3")
     arguments = ["config", "show", "--config", str(path), "--set", "model.aliases=a,b/c", "--device", "cpu"]
     assert run([*arguments, "--origin"]) == 0
-    lines = {
-        line.split(":")[0].strip(): line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines() if line
-    }
-    assert lines["queue"].split("#") == [f"7{' ' * 19}", f" {path}:1:17"]
+    shown = [line.partition(":") for line in capsys.readouterr().out.splitlines()]
+    lines = {name.strip(): value.strip() for name, _, value in shown}
+    assert lines["queue"].split(maxsplit=1) == ["7", f"# {path}:1:17"]
     assert lines["slots"].endswith("# environment COLIBRID_BATCH__SLOTS")
     assert lines["aliases"].startswith("[a, b/c]")
     assert lines["aliases"].endswith("# --set")
