@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -15,7 +16,10 @@ from colibrid.config.sizes import format_bytes
 from colibrid.engine.library import Library
 from colibrid.errors import ConfigError, ModelError
 from colibrid.model import convert as conversion
+from colibrid.model.formats import format_of_section
+from colibrid.model.layout import FP32_ROLES
 from colibrid.model.pack import is_pack, open_pack
+from colibrid.model.precision import AS_IT_IS, Plan, parse_plan
 
 if TYPE_CHECKING:
     from colibrid.model.fingerprint import Dtype
@@ -39,6 +43,12 @@ if TYPE_CHECKING:
     help="Precision of the weights; auto: as in the checkpoint.",
 )
 @click.option(
+    "--precision",
+    metavar="RULES",
+    help="Formats of parts, layers and experts: 'experts=int4, layer 0=int8, expert 3:17=fp16, dense=int8'; the rest is "
+    "as --dtype says. See docs/PRECISION.md.",
+)
+@click.option(
     "--backend",
     type=click.Choice(["cpu", "cuda", "any"]),
     default="cpu",
@@ -52,6 +62,7 @@ def convert(
     dummy: str | None,
     seed: int,
     dtype: Dtype,
+    precision: str | None,
     backend: Backend,
     name: str | None,
     quiet: bool,
@@ -64,25 +75,52 @@ def convert(
     if len(paths) != (2 if dummy is None else 1):
         raise click.UsageError("give SRC and DST, or with --dummy SHAPE only DST")
     target = Path(paths[-1]).expanduser()
+    plan = AS_IT_IS if precision is None else parse_plan(precision)
     progress = None if quiet else Progress("converting")
     report = (lambda *_: None) if progress is None else progress
     try:
         if dummy is None and is_pack(Path(paths[0]).expanduser()):
+            _refuse(plan, f"{paths[0]} is a pack, which keeps its formats; convert or quantize the checkpoint")
             manifest = _relay(paths[0], target, dtype, report, backend, name)
         elif dummy is None:
             manifest = conversion.convert(
-                _source(paths[0]), target, dtype, report, crc32c=checksum(Library()), backend=backend, name=name
+                checkpoint_folder(paths[0]),
+                target,
+                dtype,
+                report,
+                crc32c=checksum(Library()),
+                backend=backend,
+                name=name,
+                plan=plan,
             )
         else:
+            _refuse(plan, "random weights have one precision; choose it by --dtype")
             manifest = _write_random(dummy, target, dtype, report, backend, name, seed)
     finally:
         if progress is not None:
             progress.close()
+    print(summary(paths[-1], manifest))
+
+
+def summary(where: str, manifest: Manifest) -> str:
+    """One line about a pack that was written."""
     size = sum(file.bytes for file in manifest.files)
-    print(f"{paths[-1]}: {manifest.family}, {manifest.precision}, {format_bytes(size)} in {len(manifest.files)} files")
+    names = Counter(
+        format_of_section(section).name
+        for file in manifest.files
+        for section in file.sections
+        if section.role not in FP32_ROLES
+    )
+    return f"{where}: {manifest.family}, {', '.join(names)}, {format_bytes(size)} in {len(manifest.files)} files"
 
 
-def _source(src: str) -> Path:
+def _refuse(plan: Plan, why: str) -> None:
+    if plan.rules:
+        raise ConfigError(f"--precision: {str(plan)!r} given, but {why}")
+
+
+def checkpoint_folder(src: str) -> Path:
+    """SRC as a folder. ModelError: it is not a checkpoint."""
     source = Path(src).expanduser()
     if not (source / "config.json").is_file():
         what = "no config.json in it" if source.is_dir() else "no such folder"

@@ -54,6 +54,7 @@ def cache_options(settings: Settings, environment: Environment) -> CacheOptions:
         cache_dir=environment.cache_dir if model.cache_dir is None else Path(model.cache_dir).expanduser(),
         hub_cache=environment.hugging_face_hub,
         dtype=model.dtype,
+        precision=model.precision,
         weights=model.weights,
         backend="cuda" if settings.engine.device == "cuda" else "cpu",
     )

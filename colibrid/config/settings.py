@@ -202,6 +202,13 @@ class ModelSettings(Section, frozen=True, kw_only=True):
             "conversion on first use: auto (as in the checkpoint), fp32, fp16 or bf16; a pack of another type is refused"
         ),
     ] = "auto"
+    precision: Annotated[
+        Annotated[str, Meta(max_length=65536)] | None,
+        Restart(
+            "conversion on first use: formats of parts, layers and experts, as in 'experts=int4, layer 0=int8, "
+            "expert 3:17=fp16, dense=int8'; null: all as dtype says. docs/PRECISION.md"
+        ),
+    ] = None
     weights: Annotated[
         Literal["files", "dummy"],
         Restart("dummy: seeded random weights instead of reading the files, to measure and to test"),

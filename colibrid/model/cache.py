@@ -16,6 +16,7 @@ from colibrid.errors import ConfigError, ModelError
 from colibrid.model.fingerprint import Dtype, fingerprint, pack_fingerprint
 from colibrid.model.pack import is_pack, open_pack
 from colibrid.model.pack_writer import PackExistsError
+from colibrid.model.precision import AS_IT_IS, Plan, parse_plan
 
 if TYPE_CHECKING:
     from colibrid.model.convert import Crc32c, Progress
@@ -31,6 +32,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: Path  # model.cache_dir or its default
     hub_cache: Path  # Hugging Face's own cache: models--org--name folders
     dtype: Dtype = "auto"
+    precision: str | None = None  # rules as in precision.py, for conversion
     weights: Literal["files", "dummy"] = "files"
     backend: Literal["cpu", "cuda"] = "cpu"  # whose packs are wanted
 
@@ -55,19 +57,25 @@ def resolve(model: str | None, options: CacheOptions, *, crc32c: Crc32c, progres
     """The pack of a MODEL argument, converted now if it is a checkpoint that the cache does not have.
 
     ModelError: there is no such model, with the command that gets it, or it cannot be converted.
-    ConfigError: the cache folder is not writable.
+    ConfigError: the cache folder is not writable, or model.precision is wrong.
     """
     located = locate(model, options.hub_cache)
+    plan = AS_IT_IS if options.precision is None else parse_plan(options.precision, "model.precision")
     if located.is_pack:
+        if plan.rules:
+            raise ConfigError(
+                f"model.precision: {str(plan)!r} given, but {located.path} is a pack, whose formats are fixed; leave it out, "
+                "or name the checkpoint"
+            )
         return _resolve_pack(located, options, crc32c, progress)
     dummy = options.weights == "dummy"
-    key = fingerprint(located.path, options.dtype, located.name, options.backend, weights=not dummy)
+    key = fingerprint(located.path, options.dtype, located.name, options.backend, plan=str(plan), weights=not dummy)
     kind = "dummy.colibri" if dummy else "colibri"
     target = options.cache_dir / f"{_file_name(located.name)}-{key[:_KEY_DIGITS]}.{kind}"
     if is_pack(target):
         return Resolved(target, located.name, converted=False)
     _require_writable(options.cache_dir)
-    return Resolved(target, located.name, converted=_make(located, target, options, crc32c, progress))
+    return Resolved(target, located.name, converted=_make(located, target, options, plan, crc32c, progress))
 
 
 def locate(model: str | None, hub_cache: Path) -> Located:
@@ -145,7 +153,9 @@ def _require_writable(folder: Path) -> None:
         raise ConfigError(f"model.cache_dir: {folder} is not writable; {remedy}")
 
 
-def _make(located: Located, target: Path, options: CacheOptions, crc32c: Crc32c, progress: Progress | None) -> bool:
+def _make(
+    located: Located, target: Path, options: CacheOptions, plan: Plan, crc32c: Crc32c, progress: Progress | None
+) -> bool:
     # Imported here: they bring numpy along, which a start from the cache does without.
     from colibrid.model.convert import convert  # noqa: PLC0415
     from colibrid.model.dummy import write_dummy_pack  # noqa: PLC0415
@@ -163,6 +173,7 @@ def _make(located: Located, target: Path, options: CacheOptions, crc32c: Crc32c,
                 backend=options.backend,
                 name=located.name,
                 wait=True,
+                plan=plan,
             )
     except PackExistsError:  # another process made it while this one waited
         return False

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from colibrid.model import layout
 from colibrid.model.forward import Forward
 from colibrid.model.rounding import rounded
 
@@ -114,9 +113,9 @@ def calibrate(
         for index in range(first, len(forward.layers)):
             seen: dict[tuple[Role, int | None], _Inputs] = {}
             forward.layer(index, lambda role, expert, x, seen=seen: seen.__setitem__((role, expert), _inputs(x)))  # type: ignore[misc]
-            layer = _Layer(forward, index, format_of, seen, pool)
-            found.add(index, layer.search())
-            store.save(index, layer.found, forward.x)
+            factors = _Layer(forward, index, format_of, seen, pool).search()
+            found.add(index, factors)
+            store.save(index, factors, forward.x)
             progress(index + 1, len(forward.layers))
     return found
 
@@ -124,7 +123,7 @@ def calibrate(
 class _Inputs(NamedTuple):
     """What is known of the inputs of one matrix."""
 
-    count: int
+    tokens: int
     mean: Array  # of |x|, by channel
     square: Array  # mean of x x, by channel
     sample: Array  # (up to SAMPLE, channels)
@@ -199,8 +198,8 @@ class _Layer:
             if kind is not None:
                 parts.append(_Part(self._maker(name, expert), kind, inputs))
         known = [self._seen[role, expert] for _, expert in users]
-        total = sum(inputs.count for inputs in known)
-        mean = shared(sum((inputs.mean * np.float32(inputs.count / total) for inputs in known), np.float32(0)))
+        total = sum(inputs.tokens for inputs in known)
+        mean = shared(np.sum([inputs.mean * np.float32(inputs.tokens / total) for inputs in known], axis=0))
         choices = [_factors(mean, alpha) for alpha in ALPHAS]
         if not parts:
             return choices[0]
@@ -212,7 +211,7 @@ class _Layer:
 
 
 def _factors(mean: Array, alpha: float) -> Array:
-    """mean ^ alpha, with its largest and its smallest value as far above as below 1."""
+    """The mean ^ alpha, with its largest and its smallest value as far above as below 1."""
     top = float(mean.max())
     if top == 0.0:
         return np.ones_like(mean)
@@ -228,7 +227,7 @@ def _errors(part: _Part, choices: Sequence[Array]) -> Array:
         scaled = matrix * factors
         change = rounded(scaled, part.format, search=False).dequantise() - scaled
         found[number] = np.square((part.inputs.sample / factors) @ change.T, dtype=np.float64).sum()
-    return found * (part.inputs.count / len(part.inputs.sample))
+    return found * (part.inputs.tokens / len(part.inputs.sample))
 
 
 def _key(name: str, expert: int | None) -> str:

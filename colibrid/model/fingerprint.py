@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
     from colibrid.model.manifest import Backend
 
-CONVERTER_VERSION = 2  # moves with every change of the bytes that convert writes
+CONVERTER_VERSION = 3  # moves with every change of the bytes that convert writes
 Dtype = Literal["auto", "fp32", "fp16", "bf16"]
 
 
-def fingerprint(folder: Path, dtype: Dtype, name: str, backend: Backend = "cpu", *, weights: bool = True) -> str:
+def fingerprint(
+    folder: Path, dtype: Dtype, name: str, backend: Backend = "cpu", *, plan: str = "", weights: bool = True
+) -> str:
     """Hex SHA-256 over configuration, texts, shard headers, sizes, times, converter version, backend, layout, precision.
 
-    weights=False leaves the shards out. Weights themselves are not read: a file that changed without its size or time
+    plan: the rules of precision, and whatever else decides about formats; weights=False leaves the shards out. Weights themselves are not read: a file that changed without its size or time
     changing goes unnoticed.
     """
     parts: dict[str, Any] = {
@@ -31,6 +33,7 @@ def fingerprint(folder: Path, dtype: Dtype, name: str, backend: Backend = "cpu",
         "backend": backend,
         "layout": LAYOUT_OF[backend],
         "dtype": dtype,
+        "plan": plan,
         "name": name,
         "files": {
             name: hashlib.sha256(read_bounded(folder / name, MAX_JSON_BYTES)).hexdigest()

@@ -123,10 +123,16 @@ class Int4Source:
         return Numbers(values, self._scales(source), self._zeros(source))
 
     def _zeros(self, source: Source) -> floats.Array:
-        words = self._words(f"{_base(source)}.qzeros")
+        name = f"{_base(source)}.qzeros"
         if self.scheme.method == "awq":
-            return int4_words.from_awq(words)
-        return int4_words.zeros_from_gptq(words, self.scheme.version)
+            return int4_words.from_awq(self._words(name))
+        zeros = int4_words.zeros_from_gptq(self._words(name), self.scheme.version)
+        if zeros.max() > 15:
+            raise ModelError(
+                f"tensor {name} stores 15 in version 1 of GPTQ, which some programs read as zero point 16 and some as 0; "
+                "take a checkpoint in gptq_v2, or `colibrid quantize` the original one"
+            )
+        return zeros
 
     def _scales(self, source: Source) -> floats.Array:
         info = self._checkpoint.tensors[f"{_base(source)}.scales"]

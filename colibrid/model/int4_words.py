@@ -10,8 +10,8 @@ Both keep a linear layer of `out` rows and `in` columns as three tensors; a grou
     GPTQ  a word of qweight holds eight inputs, of qzeros eight outputs, the first in the lowest bits; version 1 of the
           format stores z - 1, version 2 z
 
-Here a matrix is (out, in), one number 0 .. 15 an element, its zeros are (out, groups). Zeros of GPTQ version 1 are
-1 .. 16: a stored 15 is 16 to the kernels that read it.
+Here a matrix is (out, in), one number 0 .. 15 an element, its zeros are (out, groups). Of GPTQ version 1 a
+stored 15 comes as 16.
 """
 
 from __future__ import annotations

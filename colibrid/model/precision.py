@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from colibrid.errors import ConfigError
+from colibrid.errors import ConfigError, ModelError
+from colibrid.model.formats import format_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,12 +34,8 @@ if TYPE_CHECKING:
     from colibrid.model.layout import Tensor
     from colibrid.model.manifest import Layer
 
-PLAIN_FORMATS = ("fp32", "fp16", "bf16")
-INT4_FORMATS = tuple(f"int4-g{group}{zero}" for group in (32, 64, 128) for zero in ("", "-z"))
-FORMATS = (*PLAIN_FORMATS, "int8", "int8-g128", "int4", "int4-z", *INT4_FORMATS, "fp8", "fp8-b128")
 MAX_RULES = 4096
 MAX_NUMBER = 1 << 20
-_ALIASES = {"int4": "int4-g64", "int4-z": "int4-g64-z"}
 _PARTS = ("experts", "dense", "attention", "shared")  # what may follow `layer N`
 _NAMED = ("all", *_PARTS, "embedding", "head")
 _TARGETS = "all, experts, dense, attention, shared, embedding, head, layer N, layer N PART or expert LAYER:EXPERT"
@@ -67,7 +64,7 @@ class Rule(msgspec.Struct, frozen=True):
     """One TARGET=FORMAT."""
 
     part: str  # of _NAMED
-    format: str  # of FORMATS, short names written out
+    format: str  # of formats.FORMATS, short names written out
     layers: Span | None = None
     experts: Span | None = None
 
@@ -114,6 +111,9 @@ class Plan(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """The rules in one spelling: equal plans give equal texts."""
         return ", ".join(f"{rule.target}={rule.format}" for rule in self.rules)
+
+
+AS_IT_IS = Plan()
 
 
 def parse_plan(text: str, field: str = "--precision") -> Plan:
@@ -187,12 +187,10 @@ def _span(text: str, piece: str, field: str) -> Span:
 
 
 def _format(name: str, piece: str, field: str) -> str:
-    known = name.lower()
-    if known not in FORMATS:
-        near = difflib.get_close_matches(known, FORMATS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"{field}: {piece!r}: format {name!r} is not one of {', '.join(FORMATS)}{hint}")
-    return _ALIASES.get(known, known)
+    try:
+        return format_of(name.lower()).name
+    except ModelError as error:
+        raise ConfigError(f"{field}: {piece!r}: {error}") from None
 
 
 def _parts_of(tensor: Tensor) -> tuple[str, ...]:

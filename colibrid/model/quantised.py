@@ -15,7 +15,7 @@ from colibrid.model.formats import FORMATS, TILE_ROWS, Format, format_of, format
 from colibrid.model.tiles import tiled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from colibrid.model.floats import Array
     from colibrid.model.manifest import Precision, Section
@@ -148,11 +148,16 @@ def _fp8_bits(values: Array) -> Array:
 # ------------------------------------------------------------------ sections
 
 
-def quantised_section(section: Section, rows: Iterable[Array], form: Format | None = None) -> Iterator[Array]:
+def quantised_section(
+    section: Section,
+    rows: Iterable[Array],
+    form: Format | None = None,
+    rounding: Callable[[Array, Format], QuantisedMatrix] = quantise,
+) -> Iterator[Array]:
     """The bytes of a section, from float32 rows in blocks of any height. `form`: the section's, if it is None."""
     chosen = form or format_of_section(section)
     step = max(TILE_ROWS, chosen.group_rows)
-    return section_bytes(section, (quantise(block, chosen) for block in _in_steps(rows, step)))
+    return section_bytes(section, (rounding(block, chosen) for block in _in_steps(rows, step)))
 
 
 def _in_steps(blocks: Iterable[Array], step: int) -> Iterator[Array]:

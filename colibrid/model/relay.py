@@ -45,7 +45,7 @@ def relay(
     manifest = msgspec.structs.replace(manifest, name=name or manifest.name)
     with open_writer(dst, pack_fingerprint(pack.path, manifest.name, backend), crc32c, wait=wait) as writer:
         files = writer.write_all(manifest.files, _Source(pack, crc32c).bytes_of, progress)
-        writer.copy_texts(pack.path, TEXT_FILES)
+        writer.copy_texts(pack.path, (*TEXT_FILES, "config.json"))
         manifest = msgspec.structs.replace(manifest, files=files)
         writer.publish(manifest)
     return manifest

@@ -33,15 +33,17 @@ def rounded(matrix: Array, kind: Format, energy: Array | None = None, *, search:
         return quantise(matrix, kind)
     rows, cols = matrix.shape
     group = kind.group_cols or cols
-    weight = None if energy is None else energy.reshape(1, cols // group, group)
+    padding = -cols % group  # the last group of int8 may be short: it is filled with zeros
+    weight = None if energy is None else np.pad(energy, (0, padding)).reshape(1, -1, group)
     ratios = RATIOS if search else RATIOS[:1]
     step = max(1, BLOCK_VALUES // cols)
-    parts = [
-        _block(matrix[begin : begin + step].reshape(-1, cols // group, group), kind, weight, ratios)
-        for begin in range(0, rows, step)
-    ]
+    parts = []
+    for begin in range(0, rows, step):
+        block = np.pad(matrix[begin : begin + step], ((0, 0), (0, padding)))
+        parts.append(_block(block.reshape(len(block), -1, group), kind, weight, ratios))
     values, scales, zeros = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return QuantisedMatrix(kind, values.reshape(rows, cols), scales, zeros if kind.zero_points else None)
+    values = np.ascontiguousarray(values.reshape(rows, -1)[:, :cols])
+    return QuantisedMatrix(kind, values, scales, zeros if kind.zero_points else None)
 
 
 def _block(groups: Array, kind: Format, weight: Array | None, ratios: tuple[float, ...]) -> tuple[Array, Array, Array]:

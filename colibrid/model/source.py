@@ -1,7 +1,8 @@
 """A Hugging Face checkpoint as the tensors of a model: which of its tensors make each of ours, and their values.
 
-Values come as rows in a precision of ours, in blocks, so that a matrix larger than memory can be copied; or whole, as
-float32 (`matrix`). Every value read is checked to be finite.
+Values come as rows in a float precision of ours, in blocks, so that a matrix larger than memory can be copied; or whole,
+as float32 (`matrix`); or, of an AWQ or GPTQ checkpoint, as the int4 numbers that it has (`packed`). Every value read is
+checked to be finite.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from colibrid.model import floats, layout
 from colibrid.model.families import Family, family_of
 from colibrid.model.families.base import Description, Recipe, Source, ignorable, recipe
 from colibrid.model.families.config import Config
+from colibrid.model.formats import format_of
+from colibrid.model.int4_source import Int4Source, read_scheme
+from colibrid.model.quantised import QuantisedMatrix
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,12 +46,16 @@ class CheckpointModel:
         for index, layer in enumerate(layers):
             for expert, name in enumerate(layer.expert_files):
                 self.tensors[name] = layout.expert_tensors(hyper.hidden, index, expert, layer.expert_width)
+        scheme = read_scheme(checkpoint.config)
+        self._int4 = None if scheme is None else Int4Source(checkpoint, scheme)
+        self._zero_points: dict[tuple[int | None, int | None, str], bool] = {}
 
     def precision(self) -> FloatPrecision:
-        """The type of most of the checkpoint's bytes."""
+        """The type of most of the checkpoint's bytes, int4 matrices aside."""
         sizes: Counter[FloatPrecision] = Counter()
         for info in self.checkpoint.tensors.values():
-            sizes[info.precision] += info.bytes
+            if self._int4 is None or info.name.endswith((".weight", ".bias")):
+                sizes[info.precision] += info.bytes
         if not sizes:
             raise ModelError(f"{self.checkpoint.folder}: the checkpoint has no tensors")
         return sizes.most_common(1)[0][0]
@@ -60,7 +68,9 @@ class CheckpointModel:
         for tensors in self.tensors.values():
             for source in (source for tensor in tensors for source in self.recipe(tensor)):
                 info = found.get(source.name)
-                if info is None:
+                if self._int4 is not None and self._int4.has(source):
+                    wanted.update(self._int4.check(source))
+                elif info is None:
                     missing.append(source.name)
                 elif info.shape != source.shape:
                     raise ModelError(
@@ -81,8 +91,33 @@ class CheckpointModel:
         hyper, layers = self.description.hyperparameters, self.description.layers
         return recipe(self.family.names, hyper, layers, tensor, self.checkpoint.tensors)
 
+    def packed_format(self, tensor: Tensor) -> str | None:
+        """The format of a matrix that the checkpoint has as int4, else None. An expert's three matrices have one."""
+        if not self._is_packed(tensor):
+            return None
+        assert self._int4 is not None, "a packed matrix comes from an int4 checkpoint"
+        alike: tuple[Tensor, ...] = (tensor,)
+        if tensor.expert is not None:
+            alike = next(tensors for tensors in self.tensors.values() if tensor in tensors)
+        return f"int4-g{self._int4.scheme.group}" + ("-z" if any(map(self._has_zero_points, alike)) else "")
+
+    def packed(self, tensor: Tensor) -> QuantisedMatrix:
+        """A matrix that the checkpoint has as int4, with its own numbers, in packed_format."""
+        assert self._int4 is not None, "a packed matrix comes from an int4 checkpoint"
+        form = format_of(self.packed_format(tensor) or "")
+        parts = [self._int4.numbers(source) for source in self.recipe(tensor)]
+        return QuantisedMatrix(
+            form,
+            np.concatenate([part.values for part in parts]),
+            np.concatenate([part.scales for part in parts]),
+            np.concatenate([part.zeros for part in parts]) if form.zero_points else None,
+        )
+
     def rows(self, tensor: Tensor, target: FloatPrecision) -> Iterator[floats.Array]:
         """Blocks (rows, cols) of the matrix as it multiplies, outputs by inputs; of a vector, pieces (1, n)."""
+        if self._is_packed(tensor):
+            yield floats.narrow(self.packed(tensor).dequantise(), target)
+            return
         for source in self.recipe(tensor):
             yield from self._blocks(source, target)
 
@@ -90,6 +125,21 @@ class CheckpointModel:
         """The whole of it as float32: (outputs, inputs), a vector as (1, n)."""
         blocks = list(self.rows(tensor, "fp32"))
         return np.concatenate(blocks, axis=0 if tensor.role in layout.MATRIX_ROLES else 1)
+
+    def _is_packed(self, tensor: Tensor) -> bool:
+        if self._int4 is None:
+            return False
+        found = [self._int4.has(source) for source in self.recipe(tensor)]
+        if any(found) and not all(found):
+            raise ModelError(f"{tensor.label()}: some of its parts are int4 and some are not, which is not read")
+        return all(found)
+
+    def _has_zero_points(self, tensor: Tensor) -> bool:
+        key = (tensor.layer, tensor.expert, tensor.role)
+        if key not in self._zero_points:
+            assert self._int4 is not None, "a packed matrix comes from an int4 checkpoint"
+            self._zero_points[key] = not all(self._int4.symmetric(source) for source in self.recipe(tensor))
+        return self._zero_points[key]
 
     def _may_ignore(self, name: str) -> bool:
         found = self.checkpoint.tensors

@@ -55,3 +55,13 @@ def _mma(rows: Array) -> Array:
     # tile row, half of rows, g | tile column, half of columns, q, parity
     parts = padded.reshape(-1, 2, 8, padded.shape[1] // TILE_COLS, 2, 4, 2)
     return parts.transpose(0, 3, 2, 5, 4, 1, 6)
+
+
+def untiled(data: Array, layout: Layout, shape: tuple[int, int]) -> Array:
+    """The matrix (rows, cols) that `tiled` wrote, from all its elements."""
+    rows, cols = shape
+    if layout == "rows16":
+        return data.reshape(-1, cols, TILE_ROWS).transpose(0, 2, 1).reshape(-1, cols)[:rows]
+    across = -(-cols // TILE_COLS)
+    parts = data.reshape(-1, across, 8, 4, 2, 2, 2)  # tile row, tile column, g, q, half of columns, of rows, parity
+    return parts.transpose(0, 5, 2, 1, 4, 3, 6).reshape(-1, across * TILE_COLS)[:rows, :cols]

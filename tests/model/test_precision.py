@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from colibrid.errors import ConfigError
+from colibrid.model.formats import FORMATS
 from colibrid.model.layout import Tensor
 from colibrid.model.manifest import Layer
-from colibrid.model.precision import FORMATS, Plan, check_plan, parse_plan
+from colibrid.model.precision import Plan, check_plan, parse_plan
 
 LAYERS = (
     Layer(ffn="dense", shared_width=64),
@@ -40,7 +41,7 @@ def test_the_issue_s_own_example() -> None:
     assert chosen(text, other("embedding", None)) == "bf16"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [*FORMATS, "int4", "int4-z"])
 def test_a_format_alone_is_for_all_but_what_stays_precise(name: str) -> None:
     """Embedding, head, router and vectors are not among all."""
     written = {"int4": "int4-g64", "int4-z": "int4-g64-z"}.get(name, name)
