@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
 import shlex
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 from colibrid import __version__
+from colibrid.cli.say import say_to
 from colibrid.config.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -93,12 +93,4 @@ def ready_line(total_ms: float, phases: Mapping[str, float]) -> str:
 
 def print_lines(lines: Iterable[str], descriptor: int = 1) -> None:
     """To stdout if somebody takes it: a blocked, closed or full stdout must not stop a daemon."""
-    data = ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
-    poll = select.poll()
-    try:
-        poll.register(descriptor, select.POLLOUT)
-        ready = poll.poll(0)
-        if ready and ready[0][1] & select.POLLOUT:
-            os.write(descriptor, data)
-    except OSError:
-        return
+    say_to("\n".join(lines) + "\n", descriptor)

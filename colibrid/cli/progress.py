@@ -6,6 +6,7 @@ import sys
 import time
 from typing import IO
 
+from colibrid.cli.say import say
 from colibrid.config.sizes import format_bytes
 
 _WIDTH = 30
@@ -33,14 +34,13 @@ class Progress:
             filled = _WIDTH * percent // 100
             bar = "#" * filled + "-" * (_WIDTH - filled)
             text = f"{self._label} [{bar}] {percent:3d}% {format_bytes(done)} of {format_bytes(total)} {what}"
-            self._file.write(f"\r{text[:110]:<110}")
+            say(f"\r{text[:110]:<110}", self._file)
             self._open_line = True
         elif percent // 10 > self._percent // 10 or (percent == 100 != self._percent):
-            self._file.write(f"{self._label}: {percent}% of {format_bytes(total)}\n")
+            say(f"{self._label}: {percent}% of {format_bytes(total)}\n", self._file)
         self._percent = percent
-        self._file.flush()
 
     def close(self) -> None:
         if self._open_line:
-            self._file.write("\n")
+            say("\n", self._file)
             self._open_line = False

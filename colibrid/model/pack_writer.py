@@ -214,7 +214,10 @@ def open_writer(dst: Path, fingerprint: str, crc32c: Crc32c, *, wait: bool) -> I
     try:
         yield PackWriter(dst, partial, fingerprint, crc32c)
     except OSError as error:
-        raise ModelError(f"{partial}: {error.strerror or error}; run the same command again to resume") from error
+        raise ModelError(
+            f"{partial}: {error.strerror or error}; make room there, or name another folder (serve: model.cache_dir), "
+            "and run the same command again to resume"
+        ) from error
     finally:
         os.close(descriptor)
 
