@@ -6,6 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from colibrid.config.settings import EngineSettings
     from colibrid.engine.fleet import Fleet
     from colibrid.engine.state import Readiness
@@ -15,19 +17,19 @@ _MAX_INTERVAL_S = 1.0
 _CURE_S = 5.0  # killing a stalled engine and starting another
 
 
-async def heartbeat(notifier: Notifier, fleet: Fleet, settings: EngineSettings) -> None:
-    """Runs until cancelled. A blocked loop cannot get here, so the manager's watchdog then fires."""
+async def heartbeat(notifier: Notifier, fleet: Fleet, settings: Callable[[], EngineSettings]) -> None:
+    """Runs until cancelled; `settings` gives those in force. A blocked loop cannot get here, so the manager's watchdog then fires."""
     if not notifier.active:
         return
     interval = min(_MAX_INTERVAL_S, (notifier.watchdog_s or _MAX_INTERVAL_S) / 3)
     while True:
-        readiness = fleet.readiness
-        if engine_is_well(readiness, settings.stall_timeout_s + _CURE_S):
+        readiness, stall_s = fleet.readiness, settings().stall_timeout_s
+        if engine_is_well(readiness, stall_s + _CURE_S):
             notifier.watchdog()
         if readiness.phase in ("starting", "loading", "restarting"):
             percent = "" if readiness.percent is None else f" {readiness.percent} %"
             notifier.status(f"engine {readiness.phase}{percent}")
-            notifier.extend_timeout(interval + settings.stall_timeout_s + _CURE_S)
+            notifier.extend_timeout(interval + stall_s + _CURE_S)
         await asyncio.sleep(interval)
 
 

@@ -276,12 +276,12 @@ class EngineSettings(Section, frozen=True, kw_only=True):
     stall_timeout_s: Annotated[
         float,
         Meta(ge=2, le=3600),
-        Restart(
+        Live(
             "an engine whose progress counter stands still for so long is killed and restarted; an idle one shows "
             "progress once a second"
         ),
     ] = 5.0
-    load_timeout_s: Annotated[float, Meta(ge=1, le=86400), Restart("the longest that loading a model may take")] = 600.0
+    load_timeout_s: Annotated[float, Meta(ge=1, le=86400), Live("the longest that loading a model may take")] = 600.0
 
 
 class BatchSettings(Section, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from colibrid.engine.supervisor import STOP_GRACE_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from colibrid.config.settings import EngineSettings
     from colibrid.engine.state import MemoryPlan, StartTimings
     from colibrid.engine.supervisor import Supervisor
     from colibrid.errors import ColibridError
@@ -47,6 +48,11 @@ class Fleet:
         """Of the engine that became ready first; None before."""
         known = [one.timings for one in self.supervisors if one.timings is not None]
         return min(known, key=lambda one: one.total_ms, default=None)
+
+    def follow(self, settings: EngineSettings) -> None:
+        """Watch all engines by these bounds from now on."""
+        for one in self.supervisors:
+            one.follow(settings)
 
     def start(self) -> None:
         """Spawn all engines. Must be called on the event loop."""

@@ -111,7 +111,7 @@ class Supervisor:
         self._weight_bytes = sum(file.bytes for file in manifest.files)
         self._settings = settings
         self._listener: EngineListener = _Nobody()
-        self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(engine=spec.index)
+        self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger(engine=spec.index)
         self._process: EngineProcess | None = None
         self._session: EngineSession | None = None
         self._phase: EnginePhase = "stopped"
@@ -140,6 +140,10 @@ class Supervisor:
         self._listener = listener
 
     # ------------------------------------------------------------ for others
+
+    def follow(self, settings: EngineSettings) -> None:
+        """Watch by these bounds from now on."""
+        self._settings = settings
 
     @property
     def readiness(self) -> Readiness:

@@ -193,6 +193,16 @@ async def test_a_stopped_engine_is_killed_and_replaced(make: Make) -> None:
     assert supervisor.readiness.restarts == 1
 
 
+async def test_changed_bounds_count_at_once(make: Make) -> None:
+    """A shorter timeout that a reload brings ends an engine that the one before would have left alone."""
+    supervisor, listener = make(stall_timeout_s=3600.0)
+    await supervisor.wait_ready()
+    supervisor.follow(EngineSettings(stall_timeout_s=2.0))
+    os.kill(pid_of(supervisor), signal.SIGSTOP)
+    await listener.wait_for(2)
+    assert "no progress for engine.stall_timeout_s 2.0" in listener.told[1]
+
+
 async def test_an_idle_engine_is_left_alone(make: Make) -> None:
     """An idle engine moves its counter once a second, so a short timeout does not end it."""
     supervisor, _ = make(stall_timeout_s=2.0)

@@ -54,6 +54,20 @@ def test_exceptions_stay_on_their_line(lines: IO[str]) -> None:
     assert "ValueError" in json.loads(text)["exception"]
 
 
+def test_a_changed_level_counts_for_loggers_that_exist() -> None:
+    """A reload configures again: loggers with fields of their own, made before, follow it."""
+    reading, writing = os.pipe()
+    configure(LoggingSettings(format="json", level="warning"), descriptor=writing)
+    log = structlog.get_logger(engine=3)
+    log.info("before")
+    configure(LoggingSettings(format="json"), descriptor=writing)
+    log.info("after")
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8") as file:
+        events = [json.loads(line) for line in file]
+    assert [(event["event"], event["engine"]) for event in events] == [("after", 3)]
+
+
 def test_level_is_respected(lines: IO[str]) -> None:
     """Events below the level are not written."""
     structlog.get_logger().debug("unimportant")
