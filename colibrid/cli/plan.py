@@ -19,7 +19,10 @@ from colibrid.engine.replicas import make_specs
 from colibrid.errors import ModelError
 from colibrid.model.cache import locate
 from colibrid.model.dummy import dummy_manifest
+from colibrid.model.formats import FORMATS
+from colibrid.model.layout import FP32_ROLES
 from colibrid.model.pack import open_pack
+from colibrid.model.precision import check_plan, parse_plan
 from colibrid.model.relaid import relaid
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from colibrid.engine.library import Library
     from colibrid.engine.spec import EngineSpec
     from colibrid.engine.state import MemoryPlan
+    from colibrid.model.formats import Format
+    from colibrid.model.layout import Tensor
     from colibrid.model.manifest import Backend, Manifest
 
 
@@ -54,8 +59,7 @@ def find_model(settings: Settings, model: str | None, environment: Environment) 
     options = cache_options(settings, environment)
     located = locate(model if model is not None else settings.model.path, options.hub_cache)
     if not located.is_pack:
-        manifest = dummy_manifest(located.path, settings.model.dtype, located.name, options.backend)
-        return Found(located.path, manifest)
+        return Found(located.path, _described(settings, located.path, located.name, options.backend))
     manifest = open_pack(located.path, check_files=False).manifest
     if manifest.backend == "any":
         manifest = relaid(manifest, options.backend)
@@ -72,7 +76,24 @@ def find_shape(settings: Settings, shape: str) -> Found:
     with TemporaryDirectory() as folder:
         source = write_shape(shape, Path(folder))
         backend: Backend = "cuda" if settings.engine.device == "cuda" else "cpu"
-        return Found(source, dummy_manifest(source, settings.model.dtype, shape, backend))
+        return Found(source, _described(settings, source, shape, backend))
+
+
+def _described(settings: Settings, folder: Path, name: str, backend: Backend) -> Manifest:
+    """What a conversion of the checkpoint would make. ConfigError: model.precision does not fit the model."""
+    dtype, rules = settings.model.dtype, settings.model.precision
+    manifest = dummy_manifest(folder, dtype, name, backend)
+    if rules is None:
+        return manifest
+    plan = parse_plan(rules, "model.precision")
+    tied = manifest.hyperparameters.tied_head
+    check_plan(plan, manifest.layers, tied_head=tied, field="model.precision")
+
+    def format_of(tensor: Tensor) -> Format:
+        exact = tensor.role in FP32_ROLES
+        return FORMATS["fp32" if exact else plan.format_of(tensor, manifest.precision)]
+
+    return dummy_manifest(folder, dtype, name, backend, format_of)
 
 
 def settle(

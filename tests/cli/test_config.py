@@ -14,7 +14,7 @@ from colibrid.config.settings import Settings
 
 CONF = Path(__file__).parents[2] / "conf"
 READY_MADE = [
-    ("cpu.yaml", "olmoe-1b-7b", "30GiB", 1),
+    ("cpu.yaml", "qwen3-30b-a3b", "30GiB", 1),
     ("gpu-24gb.yaml", "olmoe-1b-7b", "23GiB", 1),
     ("gpu-80gb.yaml", "qwen3-30b-a3b", "79GiB", 1),
     ("gpus.yaml", "qwen3-30b-a3b", "79GiB", 4),
@@ -89,6 +89,20 @@ def test_check_refuses_what_does_not_fit_the_model(tmp_path: Path, capsys: pytes
     path.write_text("model: {path: org/absent}\n")
     assert run(["config", "check", str(path), "--set", "engine.device=cpu"]) == 78
     assert "org/absent is not in the Hugging Face cache" in capsys.readouterr().err
+
+
+def test_check_plans_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """model.precision counts for the bill of a model that is not converted yet, and is checked against the model."""
+    path = tmp_path / "c.yaml"
+    path.write_text("engine: {device: cpu}\n")
+    weights = {}
+    for precision in ("null", "experts=int8", "experts=int4"):
+        assert run(["config", "check", str(path), "--set", f"model.precision={precision}"]) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if " weights " in line)
+        weights[precision] = float(line.split()[1])
+    assert weights["null"] > weights["experts=int8"] > weights["experts=int4"] > 0
+    assert run(["config", "check", str(path), "--set", "model.precision=layer 99=int4"]) == 78
+    assert "model.precision" in capsys.readouterr().err
 
 
 def test_check_warns_of_what_is_wrong_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
