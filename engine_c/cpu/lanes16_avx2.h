@@ -117,6 +117,32 @@ static inline void clb_lanes16_store_half(clb_lanes16 lanes, uint16_t* values) {
   _mm_storeu_si128((__m128i*)(void*)(values + 8), clb_half_8(lanes.high));
 }
 
+/* The largest magnitude among 32 numbers, as bits: a NaN is larger than infinity, which is larger than any number. */
+static inline uint32_t clb_lanes16_largest_bits(clb_lanes16 x, clb_lanes16 y) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  const __m256i a = _mm256_max_epu32(_mm256_and_si256(_mm256_castps_si256(x.low), magnitude),
+                                     _mm256_and_si256(_mm256_castps_si256(x.high), magnitude));
+  const __m256i b = _mm256_max_epu32(_mm256_and_si256(_mm256_castps_si256(y.low), magnitude),
+                                     _mm256_and_si256(_mm256_castps_si256(y.high), magnitude));
+  const __m256i eight = _mm256_max_epu32(a, b);
+  const __m128i four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+  return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+
+/* Rounds to nearest even what lies within 127 of 0, stores it as bytes and returns the sum of these. */
+static inline int32_t clb_lanes16_store_codes(clb_lanes16 x, int8_t* codes) {
+  const __m256i low = _mm256_cvtps_epi32(x.low);
+  const __m256i high = _mm256_cvtps_epi32(x.high);
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(low, high), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  const __m256i eight = _mm256_add_epi32(low, high);
+  const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+  const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  _mm_storeu_si128((__m128i*)(void*)codes, bytes);
+  return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+
 /* exp of values up to 87; 0 below -87, NaN stays NaN. Error below 2 ulp. */
 static inline __m256 clb_exp_8(__m256 x) {
   const __m256 kept = _mm256_cmp_ps(x, _mm256_set1_ps(-87.0f), _CMP_NLT_UQ);

@@ -80,6 +80,20 @@ static inline void clb_lanes16_store_half(clb_lanes16 lanes, uint16_t* values) {
   _mm256_storeu_si256((__m256i*)(void*)values, _mm512_cvtps_ph(bounded, _MM_FROUND_TO_NEAREST_INT));
 }
 
+/* The largest magnitude among 32 numbers, as bits: a NaN is larger than infinity, which is larger than any number. */
+static inline uint32_t clb_lanes16_largest_bits(clb_lanes16 x, clb_lanes16 y) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(x), magnitude),
+                                                  _mm512_and_si512(_mm512_castps_si512(y), magnitude)));
+}
+
+/* Rounds to nearest even what lies within 127 of 0, stores it as bytes and returns the sum of these. */
+static inline int32_t clb_lanes16_store_codes(clb_lanes16 x, int8_t* codes) {
+  const __m512i rounded = _mm512_cvtps_epi32(x);
+  _mm_storeu_si128((__m128i*)(void*)codes, _mm512_cvtepi32_epi8(rounded));
+  return _mm512_reduce_add_epi32(rounded);
+}
+
 /* exp of values up to 87; 0 below -87, NaN stays NaN. Error below 2 ulp. */
 static inline clb_lanes16 clb_lanes16_exp(clb_lanes16 x) {
   const __mmask16 kept = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);

@@ -109,6 +109,32 @@ static inline void clb_lanes16_store_half(clb_lanes16 lanes, uint16_t* values) {
   }
 }
 
+/* The largest magnitude among 32 numbers, as bits: a NaN is larger than infinity, which is larger than any number. */
+static inline uint32_t clb_lanes16_largest_bits(clb_lanes16 x, clb_lanes16 y) {
+  float values[32];
+  uint32_t largest = 0;
+  clb_lanes16_store(x, values);
+  clb_lanes16_store(y, values + 16);
+  for (size_t i = 0; i < 32u; ++i) {
+    const uint32_t bits = clb_bits_of_float(values[i]) & 0x7fffffffu;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+/* Rounds to nearest even what lies within 127 of 0, stores it as bytes and returns the sum of these. */
+static inline int32_t clb_lanes16_store_codes(clb_lanes16 x, int8_t* codes) {
+  float values[16];
+  int32_t sum = 0;
+  clb_lanes16_store(x, values);
+  for (size_t i = 0; i < 16u; ++i) {
+    const int32_t code = (int32_t)clb_bits_of_float(values[i] + 0x1.8p23f) - 0x4b400000; /* the addition rounds */
+    codes[i] = (int8_t)code;
+    sum += code;
+  }
+  return sum;
+}
+
 /* exp of values up to 87; 0 below -87, NaN stays NaN. */
 static inline clb_lanes16 clb_lanes16_exp(clb_lanes16 x) {
   return (clb_lanes16){clb_float4_exp(x.a), clb_float4_exp(x.b), clb_float4_exp(x.c), clb_float4_exp(x.d)};

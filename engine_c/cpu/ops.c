@@ -81,29 +81,21 @@ static void rope(const float* table, uint32_t half, uint32_t heads, float* value
   }
 }
 
-/* One block: its scale and the sum of its codes. Rounded by an addition, so that every table has the same bits. */
+/* One block: its scale and the sum of its codes. */
 static float encode_block(const float* x, int8_t* codes, int32_t* sum) {
-  const uint32_t magnitude = 0x7fffffffu;
   const uint32_t infinite = 0x7f800000u;
-  uint32_t largest = 0;
-  for (size_t i = 0; i < CLB_CODE_BLOCK; ++i) {
-    const uint32_t bits = clb_bits_of_float(x[i]) & magnitude;
-    largest = bits > largest ? bits : largest;
-  }
+  const clb_lanes16 low = clb_lanes16_load(x);
+  const clb_lanes16 high = clb_lanes16_load(x + CLB_LANES16);
+  const uint32_t largest = clb_lanes16_largest_bits(low, high);
   const float most = clb_float_of_bits(largest);
-  *sum = 0;
   if (largest >= infinite || most < 0x1p-100f) {
     (void)memset(codes, 0, CLB_CODE_BLOCK);
+    *sum = 0;
     return largest >= infinite ? clb_float_of_bits(0x7fc00000u) : 0.0f;
   }
-  const float inverse = 127.0f / most;
-  int32_t total = 0;
-  for (size_t i = 0; i < CLB_CODE_BLOCK; ++i) {
-    const int32_t code = (int32_t)clb_bits_of_float(x[i] * inverse + 0x1.8p23f) - 0x4b400000;
-    codes[i] = (int8_t)code;
-    total += code;
-  }
-  *sum = total;
+  const clb_lanes16 inverse = clb_lanes16_spread(127.0f / most);
+  *sum = clb_lanes16_store_codes(clb_lanes16_multiply(low, inverse), codes) +
+         clb_lanes16_store_codes(clb_lanes16_multiply(high, inverse), codes + CLB_LANES16);
   return most / 127.0f;
 }
 
@@ -112,15 +104,14 @@ static void encode(const float* input, uint32_t cols, unsigned char* codes) {
   int8_t* const values = (int8_t*)codes;
   float* const scales = (float*)(void*)(codes + blocks * CLB_CODE_BLOCK);
   int32_t* const sums = (int32_t*)(void*)(scales + blocks);
-  for (size_t b = 0; b < blocks; ++b) {
-    const size_t first = b * CLB_CODE_BLOCK;
-    const float* x = input + first;
+  for (size_t b = 0; b < cols / CLB_CODE_BLOCK; ++b) {
+    scales[b] = encode_block(input + b * CLB_CODE_BLOCK, values + b * CLB_CODE_BLOCK, &sums[b]);
+  }
+  if (cols % CLB_CODE_BLOCK != 0u) {
+    const size_t last = blocks - 1u;
     float rest[CLB_CODE_BLOCK] = {0};
-    if (first + CLB_CODE_BLOCK > cols) {
-      (void)memcpy(rest, x, (cols - first) * sizeof(float));
-      x = rest;
-    }
-    scales[b] = encode_block(x, values + first, &sums[b]);
+    (void)memcpy(rest, input + last * CLB_CODE_BLOCK, cols % CLB_CODE_BLOCK * sizeof(float));
+    scales[last] = encode_block(rest, values + last * CLB_CODE_BLOCK, &sums[last]);
   }
 }
 

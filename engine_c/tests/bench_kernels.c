@@ -10,15 +10,25 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "colibri.h"
+#include "loader_internal.h"
+#include "ops.h"
 
 enum { COLS = 2048, ROWS = 1408, MAX_TOKENS = 64, MATRICES = 48 };
 
-static const char* const isas[] = {"generic", "avx2", "avx512"};
-static const char* const precisions[] = {"fp32", "fp16", "bf16"};
+static const char* const isas[] = {"generic", "avx2", "avx512", "vnni"};
+/* Each precision with groups as short as they get. */
+static const struct {
+  const char* name;
+  const char* module;
+  uint32_t group_cols;
+  uint32_t zeros;
+} formats[] = {{"fp32", "fp32", 0, 0},          {"fp16", "fp16", 0, 0},        {"bf16", "bf16", 0, 0},
+               {"int8", "int8", COLS, 0},       {"int8-g128", "int8", 128, 0}, {"int4-g32", "int4", 32, 0},
+               {"int4-g128-z", "int4", 128, 1}, {"fp8", "fp8", COLS, 0}};
 static unsigned char* weights; /* MATRICES of ROWS x COLS, more than any cache holds */
 static float input[MAX_TOKENS * COLS];
 static float output[MAX_TOKENS * COLS];
+static _Alignas(64) unsigned char codes[MAX_TOKENS * COLS * 2];
 static volatile uint64_t sink;
 
 static double thread_us(void) {
@@ -29,17 +39,29 @@ static double thread_us(void) {
 
 typedef struct work {
   const clb_module* module;
+  const clb_ops* ops;
+  const char* name;
+  clb_section_desc section; /* of one matrix */
   uint32_t tokens;
   uint32_t matrices; /* taken in turn */
   uint32_t next;
-  uint32_t element;
+  uint64_t bytes; /* of one matrix */
 } work;
+
+static clb_operand next_matrix(work* w) {
+  const unsigned char* const values = weights + (w->next++ % w->matrices) * clb_align_up(w->bytes, 256);
+  const clb_parts parts = clb_parts_of(&w->section);
+  return clb_is_quantised(w->section.precision)
+             ? (clb_operand){values, values + parts.scales_at, parts.zeros == 0 ? NULL : values + parts.zeros_at, 1,
+                             w->section.group_cols}
+             : (clb_operand){.values = values};
+}
 
 static void run_linear(void* context) {
   work* const w = context;
-  const size_t bytes = (size_t)ROWS * COLS * w->element;
-  const clb_linear_args args = {.weights = {.values = weights + (w->next++ % w->matrices) * bytes},
+  const clb_linear_args args = {.weights = next_matrix(w),
                                 .input = input,
+                                .codes = codes,
                                 .output = output,
                                 .input_stride = COLS,
                                 .output_stride = ROWS,
@@ -51,24 +73,32 @@ static void run_linear(void* context) {
 
 static void run_gate_up(void* context) {
   work* const w = context;
-  const size_t bytes = (size_t)ROWS * COLS * w->element;
-  const clb_gated_linear_args args = {.gate = {.values = weights + (w->next % w->matrices) * bytes},
-                                      .up = {.values = weights + ((w->next + 1) % w->matrices) * bytes},
+  const clb_operand gate = next_matrix(w);
+  const clb_gated_linear_args args = {.gate = gate,
+                                      .up = next_matrix(w),
                                       .input = input,
+                                      .codes = codes,
                                       .output = output,
                                       .input_stride = COLS,
                                       .output_stride = ROWS,
                                       .tokens = w->tokens,
                                       .cols = COLS,
                                       .row_end = ROWS};
-  w->next += 2;
   w->module->gate_up(&args);
+}
+
+static void run_encode(void* context) {
+  const work* const w = context;
+  const clb_ops* const ops = w->ops;
+  for (uint32_t t = 0; t < w->tokens; ++t) {
+    ops->encode(input + (size_t)t * COLS, COLS, codes + t * clb_code_row_bytes(COLS));
+  }
 }
 
 /* The same bytes, two streams, added up. */
 static void run_read(void* context) {
   work* const w = context;
-  const size_t count = (size_t)ROWS * COLS * w->element / 16;
+  const size_t count = (size_t)w->bytes / 16;
   const uint64_t* const a = (const uint64_t*)(const void*)(weights + (w->next++ % w->matrices) * count * 16);
   const uint64_t* const b = a + count;
   uint64_t sums[8] = {0};
@@ -114,19 +144,34 @@ static const clb_module* module_of(const char* isa, const char* precision) {
 }
 
 static void report(const char* what, work* w, double us, double read_us, uint32_t parts) {
-  const double bytes = (double)ROWS * COLS * w->element * parts;
+  const double bytes = (double)w->bytes * parts;
   const double flops = 2.0 * ROWS * COLS * w->tokens * parts;
-  (void)printf("%-12s %-8s %2u tokens, %u matrices | %9.1f us | %6.2f GB/s | %4.2f of a read | %7.1f GFLOP/s\n",
-               w->module->name, what, w->tokens, w->matrices, us, bytes / us / 1e3, read_us * parts / us,
+  (void)printf("%-8s %-12s %-8s %2u tokens, %u matrices | %9.1f us | %6.2f GB/s | %4.2f of a read | %7.1f GFLOP/s\n",
+               w->module->name, w->name, what, w->tokens, w->matrices, us, bytes / us / 1e3, read_us * parts / us,
                flops / us / 1e3);
 }
 
-static void bench_module(const clb_module* module, const uint32_t* tokens, size_t count) {
-  const uint32_t element = module->precision == CLB_FP32 ? 4 : 2;
-  work w = {.module = module, .tokens = 1, .matrices = MATRICES * 2 / element, .element = element};
+static void bench_module(const clb_module* module, size_t format, const uint32_t* tokens, size_t count) {
+  work w = {.module = module,
+            .ops = clb_ops_choose(),
+            .name = formats[format].name,
+            .section = {.precision = module->precision,
+                        .layout = CLB_LAYOUT_ROWS16,
+                        .rows = ROWS,
+                        .cols = COLS,
+                        .group_rows = formats[format].group_cols != 0 ? 1 : 0,
+                        .group_cols = formats[format].group_cols,
+                        .zeros_offset = formats[format].zeros},
+            .tokens = 1};
+  w.bytes = clb_parts_of(&w.section).bytes;
+  w.matrices = (uint32_t)((uint64_t)MATRICES * ROWS * COLS * 2 / clb_align_up(w.bytes, 256));
   const double read_us = best_us(run_read, &w);
   for (size_t i = 0; i < count; ++i) {
     w.tokens = tokens[i];
+    if (module->reads_codes != 0) {
+      (void)printf("%-8s %-12s encode   %2u tokens | %9.1f us\n", module->name, w.name, w.tokens,
+                   best_us(run_encode, &w));
+    }
     report("linear", &w, best_us(run_linear, &w), read_us, 1);
     report("gate_up", &w, best_us(run_gate_up, &w), read_us, 2);
   }
@@ -153,11 +198,11 @@ int main(int argc, char** argv) {
   for (size_t i = 0; i < (size_t)MAX_TOKENS * COLS; ++i) {
     input[i] = (float)(i % 7) * 0.25f - 0.5f;
   }
-  for (size_t isa = 0; isa < 3; ++isa) {
-    for (size_t precision = 0; precision < 3; ++precision) {
-      const clb_module* const module = module_of(isas[isa], precisions[precision]);
+  for (size_t isa = 0; isa < sizeof isas / sizeof isas[0]; ++isa) {
+    for (size_t format = 0; format < sizeof formats / sizeof formats[0]; ++format) {
+      const clb_module* const module = module_of(isas[isa], formats[format].module);
       if (module != NULL && (argc < 2 || strncmp(module->name, argv[1], strlen(argv[1])) == 0)) {
-        bench_module(module, tokens, count);
+        bench_module(module, format, tokens, count);
       }
     }
   }

@@ -138,11 +138,67 @@ static void position_zero_is_identity(void) {
   CHECK(values[0] == 0.1f && values[1] == -2.0f && values[2] == 3.3f && values[3] == 4.0f);
 }
 
+/* A row of codes: scales, sums and codes by the words of colibri.h, the same bits in every table, zeros behind the end.
+ */
+static void rows_are_encoded(void) {
+  _Alignas(64) unsigned char codes[512];
+  _Alignas(64) unsigned char generic[512];
+  float input[200];
+  uint64_t state = 9;
+  for (uint32_t cols = 1; cols <= 200; cols += cols < 70 ? 1 : 43) {
+    const uint64_t bytes = clb_code_row_bytes(cols);
+    const uint64_t blocks = clb_code_blocks(cols);
+    CHECK(bytes % 64 == 0 && blocks * 40 <= bytes && bytes <= sizeof codes);
+    for (uint32_t c = 0; c < cols; ++c) {
+      input[c] = pick(&state) * (c % 3 == 0 ? 100.0f : 1.0f);
+    }
+    memset(codes, 0x55, sizeof codes);
+    memset(generic, 0x55, sizeof generic);
+    ops->encode(input, cols, codes);
+    clb_ops_table(0)->encode(input, cols, generic);
+    CHECK(memcmp(codes, generic, sizeof codes) == 0);
+    const float* const scales = (const float*)(const void*)(codes + blocks * CLB_CODE_BLOCK);
+    const int32_t* const sums = (const int32_t*)(const void*)(scales + blocks);
+    for (uint32_t b = 0; b < blocks; ++b) {
+      float most = 0;
+      int32_t sum = 0;
+      for (uint32_t c = b * 32; c < b * 32 + 32; ++c) {
+        most = c < cols ? fmaxf(most, fabsf(input[c])) : most;
+        sum += (int8_t)codes[c];
+      }
+      CHECK(scales[b] == most / 127.0f);
+      CHECK_EQ(sums[b], sum);
+      for (uint32_t c = b * 32; c < b * 32 + 32; ++c) {
+        CHECK_EQ((int8_t)codes[c], c < cols && most > 0 ? (int)nearbyintf(input[c] * (127.0f / most)) : 0);
+      }
+    }
+  }
+}
+
+/* Blocks of tiny numbers are zeros; one with a NaN or an infinity has a scale that is NaN. */
+static void extreme_blocks_are_encoded(void) {
+  _Alignas(64) unsigned char codes[3 * 64];
+  float input[96];
+  for (uint32_t c = 0; c < 96; ++c) {
+    input[c] = c < 32 ? 1e-38f : c < 64 ? -3e38f : 1.0f;
+  }
+  input[70] = -INFINITY;
+  ops->encode(input, 96, codes);
+  const float* const scales = (const float*)(const void*)(codes + 96);
+  CHECK(scales[0] == 0.0f && codes[5] == 0);
+  CHECK(scales[1] == 3e38f / 127.0f && (int8_t)codes[40] == -127);
+  CHECK(isnan(scales[2]) && codes[80] == 0);
+  input[70] = NAN;
+  ops->encode(input, 96, codes);
+  CHECK(isnan(scales[2]));
+}
+
 int main(int argc, char** argv) {
-  static const clb_test tests[] = {TEST(the_best_table_is_chosen), TEST(dot_is_a_sum_of_products),
-                                   TEST(elements_are_added),       TEST(norm_is_rms),
-                                   TEST(zeros_stay_zero),          TEST(pairs_turn_by_their_angle),
-                                   TEST(position_zero_is_identity)};
+  static const clb_test tests[] = {TEST(the_best_table_is_chosen),  TEST(dot_is_a_sum_of_products),
+                                   TEST(elements_are_added),        TEST(norm_is_rms),
+                                   TEST(zeros_stay_zero),           TEST(pairs_turn_by_their_angle),
+                                   TEST(position_zero_is_identity), TEST(rows_are_encoded),
+                                   TEST(extreme_blocks_are_encoded)};
   int result = 0;
   for (uint32_t i = 0; clb_ops_table(i) != NULL; ++i) {
     ops = clb_ops_table(i);
