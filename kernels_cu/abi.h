@@ -19,6 +19,9 @@
  *                 for 16 columns: lane q of 4 owns 16 bytes = {high of columns 2q, 2q+1 | high of 2q+8, 2q+9 |
  *                 low of 2q, 2q+1 | low of 2q+8, 2q+9}: two registers of operand B, twice. fp16 halves hold the value
  *                 times CLB_SPLIT_FP16_SCALE.
+ *   quantised mma pieces of 512 bytes, 16 bytes a lane: 16 rows of 32 columns (int8, fp8) or of 64 (int4), then scales,
+ *                 then zeros, each at a multiple of 256 bytes; see "formats" below and docs/PACK.md. Where they are
+ *                 read, 16-bit weights of the same model are fp16, and so are the halves of split rows.
  *   half rows     (T, cols) fp16, row-major, the value times CLB_SPLIT_FP16_SCALE: input of the many-row kernels
  * whatever the weights' type (docs/decisions/0015-prompts-on-tensor-cores.md). Sums of squares that go with half rows
  * are one for CLB_HALF_SUM columns.
@@ -28,7 +31,7 @@
 
 #include <stdint.h>
 
-#define CLB_KERNELS_ABI 5u
+#define CLB_KERNELS_ABI 6u
 
 #ifdef __CUDACC__
 #define CLB_DEVICE_PTR(type) type*
@@ -67,10 +70,57 @@
 #define CLB_MANY_WIDE_THREADS 384u
 #define CLB_MANY_WIDE_BLOCKS 1u
 #define CLB_MANY_WIDE_SHARED 197632u
+/* The kernels of quantised weights: stages of a ring whose size hangs on the format, see CLB_QUANT_SHARED. */
+#define CLB_LINEAR_QUANT_8_BLOCKS 3u
+#define CLB_LINEAR_QUANT_8_STAGES 8u
+#define CLB_LINEAR_QUANT_BLOCKS 1u
+#define CLB_LINEAR_QUANT_STAGES 8u
+#define CLB_GATE_UP_MIXED_8_BLOCKS 2u
+#define CLB_GATE_UP_MIXED_8_STAGES 6u
+#define CLB_GATE_UP_MIXED_BLOCKS 2u
+#define CLB_GATE_UP_MIXED_STAGES 4u
+#define CLB_DOWN_MIXED_8_BLOCKS 2u
+#define CLB_DOWN_MIXED_8_STAGES 6u
+#define CLB_DOWN_MIXED_BLOCKS 2u
+#define CLB_DOWN_MIXED_STAGES 4u
 #define CLB_FLASH_THREADS 256u
 #define CLB_FLASH_SHARED 98304u
 #define CLB_FLASH_PAIRS 128u /* of row and query head that a block of prompts' attention takes */
 #define CLB_FLASH_HEADS 16u  /* most query heads of them */
+
+/* ------------------------------------------------------------------- formats */
+
+/* How the elements of a matrix are written, in one word: the kind, the columns of a group as a power of two (0: one
+   scale a row), and two flags. A number is (value - zero) * scale; the zero is 0, of int4 without zeros 8. Scales are
+   fp16, of fp8 fp32. With R the row tiles (of 16) of a matrix and P the pieces across:
+
+     values   piece (r, p) is number r * P + p; lane 4 g + q (g = 0 .. 7, q = 0 .. 3) owns its bytes 16 (4 g + q) ..
+              Of tile t (16 columns) of the piece, half of columns e and half of rows h, parity i, the element of row
+              8 h + g and column 16 t + 8 e + 2 q + i of the piece is
+                int8   byte ((2 t + e) * 2 + h) * 2 + i, biased by 128
+                int4   nibble 4 i + 2 e + h of word t
+                fp8    of the 16-bit word (2 t + e) * 2 + i, for h = 0 bits 15 and 13 .. 7, for h = 1 bits 14 and 6 .. 0
+     scales   [r][slot][g][h], a slot the pieces that share a group; of int4 in groups of 32, where two groups share a
+              piece, [r][p][g][group][h]; of blocks (fp8, 128 x 128) row-major by block
+     zeros    a byte each, in the order of scales */
+enum { CLB_KIND_HALF = 0, CLB_KIND_INT8 = 1, CLB_KIND_INT4 = 2, CLB_KIND_FP8 = 3 }; /* clb_format_kind */
+#define CLB_FORMAT_KIND(format) ((format) & 15u)
+#define CLB_FORMAT_GROUP(format) ((format) >> 4 & 15u)
+#define CLB_FORMAT_ZEROS 256u
+#define CLB_FORMAT_BLOCKS 512u
+#define CLB_FORMAT_PART 256u /* values, scales and zeros begin at multiples of it */
+
+/* What a piece brings into a ring beside its 512 bytes: a lane's scales, 4 or 8 bytes, and 4 of zeros. */
+#define CLB_FORMAT_META(format)                                                                       \
+  (CLB_FORMAT_KIND(format) == CLB_KIND_HALF ? 0u                                                      \
+                                            : ((format) & CLB_FORMAT_ZEROS ? 128u : 0u) +             \
+                                                  (CLB_FORMAT_GROUP(format) == 5u ||                  \
+                                                           CLB_FORMAT_KIND(format) == CLB_KIND_FP8 && \
+                                                               !((format) & CLB_FORMAT_BLOCKS)        \
+                                                       ? 256u                                         \
+                                                       : 128u))
+/* Dynamic shared memory of a kernel whose ring holds `stages` pieces of each of `matrices`. */
+#define CLB_QUANT_SHARED(stages, matrices, meta) (8u * (stages) * (matrices) * (512u + (meta)))
 
 /* ------------------------------------------------------- state between steps */
 
@@ -173,14 +223,16 @@ CLB_SIZE_ASSERT(clb_device_event, 64);
 #define CLB_MAILBOX_BYTES 16448u
 CLB_SIZE_ASSERT(clb_device_event[CLB_MAILBOX_STEPS * CLB_FEW_ROWS], CLB_MAILBOX_BYTES - CLB_MAILBOX_EVENTS);
 
-/* The matrices of one expert, mma weights: gate (w, d), up (w, d), down (d, w). One table a layer in device memory;
-   swapping an expert is one copy of 24 bytes between steps. */
+/* The matrices of one expert, mma weights: gate (w, d), up (w, d), down (d, w), and how they are written. One table a
+   layer in device memory; swapping an expert is one copy of 32 bytes between steps. */
 typedef struct clb_expert_weights {
   uint64_t gate;
   uint64_t up;
   uint64_t down;
+  uint32_t format; /* of gate and up */
+  uint32_t down_format;
 } clb_expert_weights;
-CLB_SIZE_ASSERT(clb_expert_weights, 24);
+CLB_SIZE_ASSERT(clb_expert_weights, 32);
 
 /* ----------------------------------------------------------------- embedding */
 
@@ -217,7 +269,8 @@ CLB_SIZE_ASSERT(clb_embed_args, 112);
    over 16 rows of the matrix to next_sumsq. Otherwise y goes to output, and with `candidates` each row tile says its
    largest y and where (the lowest row of equal ones); NaN if one of its 16 values is not finite.
    Grid: at most a block a row tile and CLB_LINEAR_BLOCKS (CLB_LINEAR_8_BLOCKS) a multiprocessor; wide, for matrices of
-   many row tiles: a block a multiprocessor. */
+   many row tiles: a block a multiprocessor.
+   clb_linear_quant_8_{int8,int4,fp8} and clb_linear_quant_{int8,int4,fp8}: the same of quantised weights. */
 typedef struct clb_matmul_args {
   CLB_DEVICE_PTR(const uint32_t) weights;    /* (rows, cols) mma weights */
   CLB_DEVICE_PTR(const float) bias;          /* (rows) or NULL */
@@ -236,8 +289,10 @@ typedef struct clb_matmul_args {
   uint32_t cols; /* a multiple of 16 */
   uint32_t sumsq_count;
   float epsilon;
+  uint32_t format; /* of the weights, for clb_linear_quant* */
+  uint32_t reserved;
 } clb_matmul_args;
-CLB_SIZE_ASSERT(clb_matmul_args, 120);
+CLB_SIZE_ASSERT(clb_matmul_args, 128);
 
 /* clb_linear_many_{bf16,fp16}: the same product for any number of rows, from and to half rows; no gathered rows, no
    candidates. Grid: blocks wanted, each taking (row tile, token tile) in turn. */
@@ -256,7 +311,7 @@ typedef struct clb_matmul_many_args {
   uint32_t rows; /* as the model means them; with residual a multiple of 16 */
   uint32_t cols; /* a multiple of 16 */
   float epsilon;
-  uint32_t reserved;
+  uint32_t format; /* of the weights, for clb_linear_many_{int8,int4,fp8} */
 } clb_matmul_many_args;
 CLB_SIZE_ASSERT(clb_matmul_many_args, 104);
 

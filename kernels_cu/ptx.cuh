@@ -65,6 +65,12 @@ CLB_DEVICE void clb_copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+/* The same of 4 or 8 bytes, through L1. */
+template <uint32_t BYTES>
+CLB_DEVICE void clb_copy_async_few(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES) : "memory");
+}
+
 /* The copies that this thread started since the last group are a group. */
 CLB_DEVICE void clb_copies_end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
@@ -81,6 +87,37 @@ CLB_DEVICE uint4 clb_read_shared(uint32_t at) {
                : "r"(at)
                : "memory");
   return value;
+}
+
+CLB_DEVICE uint32_t clb_read_shared_word(uint32_t at) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+  return value;
+}
+
+CLB_DEVICE uint2 clb_read_shared_pair(uint32_t at) {
+  uint2 value;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(at) : "memory");
+  return value;
+}
+
+/* Two fp16 numbers at a time. */
+CLB_DEVICE uint32_t clb_half_add(uint32_t a, uint32_t b) {
+  uint32_t sum;
+  asm("add.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
+  return sum;
+}
+
+CLB_DEVICE uint32_t clb_half_multiply(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+CLB_DEVICE uint32_t clb_half_fma(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t sum;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+  return sum;
 }
 
 CLB_DEVICE void clb_write_shared(uint32_t at, const uint4& value) {

@@ -21,6 +21,7 @@ thread_local uint4 memory[SHARED_BYTES / sizeof(uint4)];
 struct copy {
   void* to;
   const void* from;
+  uint32_t bytes;
 };
 
 struct fiber {
@@ -62,11 +63,13 @@ static void yield_now() { swapcontext(&current->context, &scheduler); }
 static void finish_copies(fiber& f, size_t groups) {
   for (size_t i = 0; i < groups; i++)
     for (const copy& c : f.copies[i])
-      std::memcpy(c.to, c.from, 16);
+      std::memcpy(c.to, c.from, c.bytes);
   f.copies.erase(f.copies.begin(), f.copies.begin() + (std::ptrdiff_t)groups);
 }
 
-void emulator_copy_later(void* to, const void* from) { current->copies.back().push_back({to, from}); }
+void emulator_copy_later(void* to, const void* from, uint32_t bytes) {
+  current->copies.back().push_back({to, from, bytes});
+}
 void emulator_end_group() { current->copies.emplace_back(); }
 void emulator_wait_groups(uint32_t pending) {
   const size_t ended = current->copies.size() - 1;

@@ -59,7 +59,7 @@ struct emulator_words {
 emulator_words emulator_meet(const emulator_words& own,
                              void (*work)(const emulator_words* in, emulator_words* out, uint32_t argument),
                              uint32_t argument);
-void emulator_copy_later(void* to, const void* from);
+void emulator_copy_later(void* to, const void* from, uint32_t bytes);
 void emulator_end_group();
 void emulator_wait_groups(uint32_t pending);
 
@@ -324,7 +324,12 @@ CLB_DEVICE uint32_t clb_shared_address(const void* at) {
 static inline char* emulator_shared(uint32_t at) { return reinterpret_cast<char*>(memory) + (int32_t)at; }
 CLB_DEVICE void clb_copy_async(uint32_t to, const void* from) {
   if (to % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) __builtin_trap();
-  emulator_copy_later(emulator_shared(to), from);
+  emulator_copy_later(emulator_shared(to), from, 16);
+}
+template <uint32_t BYTES>
+CLB_DEVICE void clb_copy_async_few(uint32_t to, const void* from) {
+  if (to % BYTES != 0 || reinterpret_cast<uintptr_t>(from) % BYTES != 0) __builtin_trap();
+  emulator_copy_later(emulator_shared(to), from, BYTES);
 }
 CLB_DEVICE void clb_copies_end_group() { emulator_end_group(); }
 template <uint32_t PENDING>
@@ -335,6 +340,38 @@ CLB_DEVICE uint4 clb_read_shared(uint32_t at) {
   uint4 value;
   std::memcpy(&value, emulator_shared(at), sizeof value);
   return value;
+}
+CLB_DEVICE uint32_t clb_read_shared_word(uint32_t at) {
+  uint32_t value;
+  std::memcpy(&value, emulator_shared(at), sizeof value);
+  return value;
+}
+CLB_DEVICE uint2 clb_read_shared_pair(uint32_t at) {
+  uint2 value;
+  std::memcpy(&value, emulator_shared(at), sizeof value);
+  return value;
+}
+/* Of products and sums of two fp16 numbers each; a double holds all of them. */
+template <class Work>
+static inline uint32_t emulator_halves(uint32_t a, uint32_t b, uint32_t c, Work work) {
+  uint32_t made = 0;
+  for (uint32_t shift = 0; shift < 32; shift += 16) {
+    const _Float16 half = (_Float16)work((double)emulator_fp16(a >> shift), (double)emulator_fp16(b >> shift),
+                                         (double)emulator_fp16(c >> shift));
+    uint16_t bits;
+    std::memcpy(&bits, &half, sizeof bits);
+    made |= (uint32_t)bits << shift;
+  }
+  return made;
+}
+CLB_DEVICE uint32_t clb_half_add(uint32_t a, uint32_t b) {
+  return emulator_halves(a, b, 0, [](double x, double y, double) { return x + y; });
+}
+CLB_DEVICE uint32_t clb_half_multiply(uint32_t a, uint32_t b) {
+  return emulator_halves(a, b, 0, [](double x, double y, double) { return x * y; });
+}
+CLB_DEVICE uint32_t clb_half_fma(uint32_t a, uint32_t b, uint32_t c) {
+  return emulator_halves(a, b, c, [](double x, double y, double z) { return x * y + z; });
 }
 CLB_DEVICE void clb_write_shared(uint32_t at, const uint4& value) {
   std::memcpy(emulator_shared(at), &value, sizeof value);

@@ -1,0 +1,353 @@
+/*
+ * quant.cuh: quantised weights for the few-row kernels: where a matrix lies, the ring that its pieces and their scales
+ * go through, and the product. Device code only. "formats" in abi.h draws the bytes.
+ *
+ *   ring of warp i: | stage 0: piece of 512 bytes, scales, zeros of each of MATRICES | stage 1 | ... |
+ *
+ * A lane copies its own 16 bytes of a piece and the scales (and zeros) of its own two rows, so that, as in few.cuh, the
+ * ring needs no barrier. Products are of fp16: 8 or 4 bits are widened in registers, exactly; what a group adds up is
+ * multiplied by its scale in fp32 and added to the sum.
+ *
+ * The sum of one output: the pieces of a warp in rising order; of a piece its tiles, each high half, then low half; the
+ * pieces' sums times their scales in order (of int4 in groups of 32: half pieces); then the 8 warps in order.
+ */
+#ifndef CLB_QUANT_CUH
+#define CLB_QUANT_CUH
+
+#include "few.cuh"
+
+/* ---------------------------------------------------------------------- formats */
+
+/* The kinds: TILES of 16 columns in a piece; GROUPED: sums are multiplied by scales. widen: operand A of tile i, from
+   the lane's 16 bytes; low and high: what int4 adds for the zeros of rows g and g + 8. */
+struct clb_half_kind {
+  static constexpr uint32_t KIND = CLB_KIND_HALF;
+  static constexpr uint32_t TILES = 1u;
+  static constexpr bool GROUPED = false;
+  static __device__ __forceinline__ uint4 widen(const uint4& raw, uint32_t, uint32_t, uint32_t) { return raw; }
+};
+
+/* Bytes 0, 1 and 2, 3 as fp16 1024 + byte, less 1152. */
+CLB_DEVICE uint32_t clb_widen_int8(uint32_t word, uint32_t bytes) {
+  return clb_half_add(__byte_perm(word, 0x64646464u, bytes), 0xe480e480u);
+}
+
+struct clb_int8_kind {
+  static constexpr uint32_t KIND = CLB_KIND_INT8;
+  static constexpr uint32_t TILES = 2u;
+  static constexpr bool GROUPED = true;
+  static __device__ __forceinline__ uint4 widen(const uint4& raw, uint32_t i, uint32_t, uint32_t) {
+    const uint32_t first = (i == 0u) ? raw.x : raw.z;
+    const uint32_t second = (i == 0u) ? raw.y : raw.w;
+    return make_uint4(clb_widen_int8(first, 0x4140u), clb_widen_int8(first, 0x4342u), clb_widen_int8(second, 0x4140u),
+                      clb_widen_int8(second, 0x4342u));
+  }
+};
+
+/* A nibble under the bits of 1024 is 1024 + nibble, or, 4 bits higher, 1024 + 16 nibble. */
+struct clb_int4_kind {
+  static constexpr uint32_t KIND = CLB_KIND_INT4;
+  static constexpr uint32_t TILES = 4u;
+  static constexpr bool GROUPED = true;
+  static constexpr uint32_t LOW = 0xe400e400u;  /* -1024 */
+  static constexpr uint32_t HIGH = 0xd400d400u; /* -64 */
+  static __device__ __forceinline__ uint32_t low_of(uint32_t word, uint32_t low) {
+    return clb_half_add((word & 0x000f000fu) | 0x64006400u, low);
+  }
+  static __device__ __forceinline__ uint32_t high_of(uint32_t word, uint32_t high) {
+    return clb_half_fma((word & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, high);
+  }
+  static __device__ __forceinline__ uint4 widen(const uint4& raw, uint32_t i, uint32_t low, uint32_t high) {
+    const uint32_t word = (i == 0u) ? raw.x : (i == 1u) ? raw.y : (i == 2u) ? raw.z : raw.w;
+    return make_uint4(low_of(word, low), high_of(word, high), low_of(word >> 8, low), high_of(word >> 8, high));
+  }
+};
+
+/* The bits of an e4m3 number are those of an fp16 number 2^-8 times it; CLB_FP8_SCALE makes up for that. */
+#define CLB_FP8_SCALE 256.0f
+struct clb_fp8_kind {
+  static constexpr uint32_t KIND = CLB_KIND_FP8;
+  static constexpr uint32_t TILES = 2u;
+  static constexpr bool GROUPED = true;
+  static __device__ __forceinline__ uint32_t low_of(uint32_t word) { return word & 0xbf80bf80u; }
+  static __device__ __forceinline__ uint32_t high_of(uint32_t word) {
+    return ((word & 0x007f007fu) << 7) | ((word & 0x40004000u) << 1);
+  }
+  static __device__ __forceinline__ uint4 widen(const uint4& raw, uint32_t i, uint32_t, uint32_t) {
+    const uint32_t first = (i == 0u) ? raw.x : raw.z;
+    const uint32_t second = (i == 0u) ? raw.y : raw.w;
+    return make_uint4(low_of(first), high_of(first), low_of(second), high_of(second));
+  }
+};
+
+/* Where the parts of a matrix lie, from its format and size. */
+struct clb_packing {
+  uint32_t pieces;      /* across */
+  uint32_t shift;       /* piece >> shift is its slot */
+  uint32_t slots;       /* of scales, across */
+  uint32_t scale_bytes; /* of a lane in a slot */
+  uint32_t zero_bytes;  /* of a tile in a slot; 0: no zeros */
+  bool blocks;
+
+  __device__ __forceinline__ clb_packing(uint32_t format, uint32_t cols) {
+    const uint32_t kind = CLB_FORMAT_KIND(format);
+    const uint32_t log = (kind == CLB_KIND_HALF) ? 4u : (kind == CLB_KIND_INT4) ? 6u : 5u;
+    const uint32_t group = CLB_FORMAT_GROUP(format);
+    const bool paired = group == 5u;
+    pieces = (cols + (1u << log) - 1u) >> log;
+    shift = (group == 0u) ? 31u : (group > log) ? group - log : 0u;
+    slots = (group == 0u) ? 1u : (pieces + (1u << shift) - 1u) >> shift;
+    blocks = (format & CLB_FORMAT_BLOCKS) != 0u;
+    scale_bytes = (kind == CLB_KIND_HALF) ? 0u : (paired || (kind == CLB_KIND_FP8 && !blocks)) ? 8u : 4u;
+    zero_bytes = ((format & CLB_FORMAT_ZEROS) == 0u) ? 0u : paired ? 32u : 16u;
+  }
+};
+
+/* --------------------------------------------------------------------- the stream */
+
+/* This lane's bytes of the pieces to come of MATRICES matrices of one format: what a source of the ring is made of. */
+template <uint32_t MATRICES>
+struct clb_quant_stream {
+  const unsigned char* values[MATRICES];
+  const unsigned char* scales[MATRICES]; /* of slot 0 */
+  const unsigned char* zeros[MATRICES];
+  uint32_t left; /* pieces in a row */
+  uint32_t piece;
+  uint32_t shift;
+  uint32_t scale_bytes;
+  uint32_t scale_step; /* from slot to slot */
+  uint32_t zero_step;  /* 0: none */
+
+  /* From piece `first` on of a row tile of the matrix at `weights`, which has `tiles` row tiles. */
+  __device__ __forceinline__ void point(uint32_t m, const clb_packing& pack, uint64_t weights, uint32_t tiles,
+                                        uint32_t row_tile, uint32_t first) {
+    const uint32_t lane = threadIdx.x % CLB_WARP;
+    const unsigned char* const base = reinterpret_cast<const unsigned char*>(weights);
+    const unsigned char* const behind = base + (uint64_t)tiles * pack.pieces * CLB_PIECE;
+    const uint64_t slot = (uint64_t)row_tile * pack.slots;
+    values[m] = base + ((uint64_t)row_tile * pack.pieces + first) * CLB_PIECE + lane * 16u;
+    scales[m] = pack.blocks ? behind + (uint64_t)(row_tile / 8u) * pack.slots * 4u
+                            : behind + (slot * 8u + lane / 4u) * pack.scale_bytes;
+    const uint64_t scale_end = (uint64_t)tiles * pack.slots * 8u * pack.scale_bytes;
+    zeros[m] = behind + (scale_end + CLB_FORMAT_PART - 1u) / CLB_FORMAT_PART * CLB_FORMAT_PART + slot * pack.zero_bytes +
+               (pack.zero_bytes == 32u ? lane / 4u * 4u : lane / 8u * 4u);
+  }
+  __device__ __forceinline__ void begin(const clb_packing& pack, uint32_t first, uint32_t count) {
+    left = count;
+    piece = first;
+    shift = pack.shift;
+    scale_bytes = pack.scale_bytes;
+    scale_step = pack.blocks ? 4u : 8u * pack.scale_bytes;
+    zero_step = pack.zero_bytes;
+  }
+  /* The last `count` pieces again. */
+  __device__ __forceinline__ void again(uint32_t count) {
+    left = count;
+    piece -= count;
+#pragma unroll
+    for (uint32_t m = 0u; m < MATRICES; m++)
+      values[m] -= count * CLB_PIECE;
+  }
+};
+
+/* The ring of few.cuh for pieces with scales. A source is a clb_quant_stream with open(), which finds the next pieces:
+   false if there are none now. */
+template <uint32_t MATRICES, uint32_t STAGES>
+struct clb_quant_ring {
+  uint32_t first; /* of stage 0, this warp's */
+  uint32_t read;
+  uint32_t fill;
+  uint32_t place; /* bytes of a piece and what it brings */
+
+  __device__ __forceinline__ clb_quant_ring(const void* memory, uint32_t meta) : place(CLB_PIECE + meta) {
+    first = clb_shared_address(memory) + threadIdx.x / CLB_WARP * (STAGES * MATRICES * place);
+    read = fill = first;
+  }
+
+  __device__ __forceinline__ uint32_t after(uint32_t stage) const {
+    const uint32_t next = stage + MATRICES * place;
+    return (next == first + STAGES * MATRICES * place) ? first : next;
+  }
+
+  template <class Source>
+  __device__ __forceinline__ void refill(Source& source) {
+    if (source.left == 0u && !source.open()) return;
+    const uint32_t lane = threadIdx.x % CLB_WARP;
+    const uint32_t slot = source.piece >> source.shift;
+#pragma unroll
+    for (uint32_t m = 0u; m < MATRICES; m++) {
+      const uint32_t to = fill + m * place;
+      clb_copy_async(to + lane * 16u, source.values[m]);
+      source.values[m] += CLB_PIECE;
+      if (source.scale_bytes == 4u) {
+        clb_copy_async_few<4u>(to + CLB_PIECE + lane * 4u, source.scales[m] + slot * source.scale_step);
+      } else if (source.scale_bytes == 8u) {
+        clb_copy_async_few<8u>(to + CLB_PIECE + lane * 8u, source.scales[m] + slot * source.scale_step);
+      }
+      if (source.zero_step != 0u)
+        clb_copy_async_few<4u>(to + CLB_PIECE + source.scale_bytes * CLB_WARP + lane * 4u,
+                               source.zeros[m] + slot * source.zero_step);
+    }
+    source.piece++;
+    source.left--;
+    fill = after(fill);
+  }
+
+  /* Up to STAGES - 1 stages; `started` counts them over several calls. */
+  template <class Source>
+  __device__ __forceinline__ void start(Source& source, uint32_t& started) {
+    while (started < STAGES - 1u && (source.left > 0u || source.open())) {
+      refill(source);
+      clb_copies_end_group();
+      started++;
+    }
+  }
+
+  /* Groups must be STAGES - 1 before the first stage is read. */
+  __device__ __forceinline__ void complete_start(uint32_t started) {
+    for (; started < STAGES - 1u; started++)
+      clb_copies_end_group();
+  }
+};
+
+/* ------------------------------------------------------------------- the product */
+
+/* What a piece brought for this lane's rows, g and g + 8: scales of its first and second group, and what int4 adds. */
+template <class K>
+struct clb_quant_meta {
+  float2 scale[2];
+  uint32_t low[2];
+  uint32_t high[2];
+
+  static __device__ __forceinline__ float2 widened(uint32_t both) { return clb_fp16::unpack(both); }
+
+  /* at: of the piece; format: that of the matrix. */
+  __device__ __forceinline__ void read(uint32_t at, uint32_t format) {
+    const uint32_t lane = threadIdx.x % CLB_WARP;
+    const bool paired = K::KIND == CLB_KIND_INT4 && CLB_FORMAT_GROUP(format) == 5u;
+    if (K::KIND == CLB_KIND_INT8) scale[0] = widened(clb_read_shared_word(at + CLB_PIECE + lane * 4u));
+    if (K::KIND == CLB_KIND_INT4) {
+      const uint2 words = paired ? clb_read_shared_pair(at + CLB_PIECE + lane * 8u)
+                                 : make_uint2(clb_read_shared_word(at + CLB_PIECE + lane * 4u), 0u);
+      scale[0] = widened(words.x);
+      scale[1] = paired ? widened(words.y) : scale[0];
+      read_zeros(at + CLB_PIECE + (paired ? 8u : 4u) * CLB_WARP + lane * 4u, format, paired);
+    }
+    if (K::KIND == CLB_KIND_FP8) {
+      const bool blocks = (format & CLB_FORMAT_BLOCKS) != 0u;
+      const uint32_t block = blocks ? clb_read_shared_word(at + CLB_PIECE + lane * 4u) : 0u;
+      const uint2 rows = blocks ? make_uint2(block, block) : clb_read_shared_pair(at + CLB_PIECE + lane * 8u);
+      scale[0] = make_float2(__uint_as_float(rows.x) * CLB_FP8_SCALE, __uint_as_float(rows.y) * CLB_FP8_SCALE);
+    }
+  }
+
+  __device__ __forceinline__ void read_zeros(uint32_t at, uint32_t format, bool paired) {
+    low[0] = low[1] = clb_int4_kind::LOW + 8u * 0x00010001u;
+    high[0] = high[1] = clb_int4_kind::HIGH + 8u * 0x00100010u;
+    if ((format & CLB_FORMAT_ZEROS) == 0u) return;
+    const uint32_t word = clb_read_shared_word(at);
+    const uint32_t mine = (paired || threadIdx.x / 4u % 2u == 0u) ? word : word >> 16;
+    low[0] = clb_int4_kind::LOW + (mine & 15u) * 0x00010001u;
+    high[0] = clb_int4_kind::HIGH + (mine >> 8 & 15u) * 0x00100010u;
+    low[1] = paired ? clb_int4_kind::LOW + (word >> 16 & 15u) * 0x00010001u : low[0];
+    high[1] = paired ? clb_int4_kind::HIGH + (word >> 24 & 15u) * 0x00100010u : high[0];
+  }
+};
+
+/* Operand B of a step: where this lane reads its part of its row, at the first column tile; or no row. */
+struct clb_quant_row {
+  const uint32_t* at;
+  bool there;
+
+  __device__ __forceinline__ uint4 read(uint32_t tile) const {
+    return *reinterpret_cast<const uint4*>(at + tile * CLB_TILE);
+  }
+};
+
+template <uint32_t MATRICES, uint32_t STEPS>
+CLB_DEVICE void clb_clear(float (&sum)[MATRICES][STEPS][4]) {
+#pragma unroll
+  for (uint32_t m = 0u; m < MATRICES; m++)
+#pragma unroll
+    for (uint32_t s = 0u; s < STEPS; s++)
+#pragma unroll
+      for (uint32_t i = 0u; i < 4u; i++)
+        sum[m][s][i] = 0.0f;
+}
+
+/* sum += scale * part; part = 0. */
+template <uint32_t MATRICES, uint32_t STEPS, class Meta>
+CLB_DEVICE void clb_end_group(const Meta (&meta)[MATRICES], uint32_t group, float (&part)[MATRICES][STEPS][4],
+                              float (&sum)[MATRICES][STEPS][4]) {
+#pragma unroll
+  for (uint32_t m = 0u; m < MATRICES; m++)
+#pragma unroll
+    for (uint32_t s = 0u; s < STEPS; s++)
+#pragma unroll
+      for (uint32_t i = 0u; i < 4u; i++) {
+        sum[m][s][i] = fmaf(i < 2u ? meta[m].scale[group].x : meta[m].scale[group].y, part[m][s][i], sum[m][s][i]);
+        part[m][s][i] = 0.0f;
+      }
+}
+
+/* sum[m][s] = `pieces` pieces of matrix m times step s. `tiles`: column tiles that the rows have from there on; what is
+   padded is 0. Operand B is read AHEAD column tiles ahead. */
+template <class K, uint32_t MATRICES, uint32_t STEPS, uint32_t STAGES, class Source>
+CLB_DEVICE void clb_multiply_quant(clb_quant_ring<MATRICES, STAGES>& ring, Source& source, uint32_t format,
+                                   uint32_t pieces, uint32_t tiles, const clb_quant_row (&rows)[STEPS],
+                                   float (&sum)[MATRICES][STEPS][4]) {
+  constexpr uint32_t AHEAD = (STEPS == 1u) ? 4u : (STEPS == 2u) ? 2u : 1u;
+  constexpr uint32_t ROUND = (AHEAD > K::TILES) ? AHEAD : K::TILES;
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  uint4 b[AHEAD][STEPS];
+  clb_clear(sum);
+#pragma unroll
+  for (uint32_t i = 0u; i < AHEAD; i++)
+#pragma unroll
+    for (uint32_t s = 0u; s < STEPS; s++) {
+      b[i][s] = make_uint4(0u, 0u, 0u, 0u);
+      if (rows[s].there && i < tiles) b[i][s] = rows[s].read(i);
+    }
+  const uint32_t end = pieces * K::TILES;
+#pragma unroll 1
+  for (uint32_t tile = 0u; tile < end; tile += ROUND) {
+    uint4 raw[MATRICES];
+    clb_quant_meta<K> meta[MATRICES];
+    float part[MATRICES][STEPS][4];
+#pragma unroll
+    for (uint32_t i = 0u; i < ROUND; i++) {
+      if (i % K::TILES == 0u) {
+        if (tile + i >= end) break;
+        clb_copies_wait<STAGES - 2u>();
+#pragma unroll
+        for (uint32_t m = 0u; m < MATRICES; m++) {
+          raw[m] = clb_read_shared(ring.read + m * ring.place + lane * 16u);
+          if (K::GROUPED) meta[m].read(ring.read + m * ring.place, format);
+        }
+        ring.read = ring.after(ring.read);
+        ring.refill(source);
+        clb_copies_end_group();
+        if (K::GROUPED) clb_clear(part);
+      }
+      float(&into)[MATRICES][STEPS][4] = K::GROUPED ? part : sum;
+      const uint32_t group = (i % K::TILES * 2u) / K::TILES;
+#pragma unroll
+      for (uint32_t m = 0u; m < MATRICES; m++) {
+        const uint4 a = K::widen(raw[m], i % K::TILES, meta[m].low[group], meta[m].high[group]);
+#pragma unroll
+        for (uint32_t s = 0u; s < STEPS; s++) {
+          clb_mma_fp16(into[m][s], a, b[i % AHEAD][s].x, b[i % AHEAD][s].y);
+          clb_mma_fp16(into[m][s], a, b[i % AHEAD][s].z, b[i % AHEAD][s].w);
+        }
+      }
+#pragma unroll
+      for (uint32_t s = 0u; s < STEPS; s++)
+        if (rows[s].there && tile + i + AHEAD < min(tiles, end)) b[i % AHEAD][s] = rows[s].read(tile + i + AHEAD);
+      if (K::KIND == CLB_KIND_INT4 && i % K::TILES == 1u && CLB_FORMAT_GROUP(format) == 5u)
+        clb_end_group(meta, 0u, part, sum);
+      if (K::GROUPED && i % K::TILES + 1u == K::TILES) clb_end_group(meta, K::KIND == CLB_KIND_INT4 ? 1u : 0u, part, sum);
+    }
+  }
+}
+
+#endif /* CLB_QUANT_CUH */

@@ -1,0 +1,105 @@
+"""The kernels of quantised weights against numpy in float64: every format and shape, and rows that stand alone."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import kernel_abi
+import kernel_harness as harness
+import numpy as np
+import pytest
+import quantised
+import test_linear as linear
+
+FEW = [
+    linear.Case(48, 256, 1), linear.Case(48, 256, 8, bias=True), linear.Case(160, 384, 9, blocks=3),
+    linear.Case(33, 2048, 3, bias=True), linear.Case(64, 128, 17, residual=True),
+    linear.Case(96, 640, 33, residual=True, bias=True, blocks=4), linear.Case(100, 128, 5, candidates=True, blocks=2),
+    linear.Case(77, 256, 64, candidates=True, gathered=True, blocks=2), linear.Case(32, 128, 0, 4),
+]  # fmt: skip
+ODD = [linear.Case(48, 96, 3), linear.Case(48, 160, 20, bias=True), linear.Case(32, 1088, 8), linear.Case(272, 32, 2)]
+LARGE = [
+    linear.Case(5120, 2048, 1, bias=True, blocks=320), linear.Case(5120, 2048, 64, blocks=132),
+    linear.Case(2048, 4096, 32, residual=True, blocks=64), linear.Case(2048, 4096, 8, residual=True, blocks=128),
+]  # fmt: skip
+
+
+class Run(linear.Run):
+    """A case of test_linear with quantised weights."""
+
+    def __init__(
+        self, machine: harness.Machine, case: linear.Case, format_: quantised.Format, *, many: bool, seed: int = 0
+    ) -> None:
+        self.format = format_
+        super().__init__(machine, case, "fp16", many=many, seed=seed)
+
+    def run(self, machine: harness.Machine, *, many: bool, kind: str = "") -> None:
+        if self.weights.dtype != np.uint8:  # drawn once
+            rng = np.random.default_rng(zlib.crc32(repr((self.case, self.format)).encode()))
+            self.weights, self.w = quantised.random_matrix(
+                rng, (self.case.rows, self.case.cols), self.format, 0.05
+            )
+        super().run(machine, many=many, kind=kind)
+
+    def _launch_few(self, machine: harness.Machine, common: dict[str, Any], kind: str) -> None:
+        case, put = self.case, machine.put
+        args = kernel_abi.struct("clb_matmul_args")(
+            input=put(harness.split_rows(self.x * self.norm if case.norm else self.x, "fp16")),
+            sumsq=put(harness.tile_sums(self.x)) if case.norm else 0, sumsq_count=case.cols // 16,
+            input_rows=put(self.taken.astype(np.uint32)) if case.gathered else 0, next_input=self.next_input.address,
+            next_sumsq=self.next_sumsq.address, candidates=self.candidates.address if case.candidates else 0,
+            format=self.format.word, **common,
+        )  # fmt: skip
+        eight = "8_" if kind == "LINEAR_8" else ""
+        shared = quant_shared(f"CLB_LINEAR_QUANT_{eight}STAGES", 1 if eight else 2, self.format.meta)
+        machine.run(
+            f"clb_linear_quant_{eight}{self.format.kind}", args, grid=case.blocks or -(-case.rows // 16), block=256,
+            shared=shared,
+        )  # fmt: skip
+
+
+def quant_shared(stages: str, matrices: int, meta: int) -> int:
+    """CLB_QUANT_SHARED of abi.h."""
+    return 8 * kernel_abi.constant(stages) * matrices * (512 + meta)
+
+
+def takes(case: linear.Case, format_: quantised.Format) -> bool:
+    return case.cols % format_.step == 0
+
+
+@pytest.mark.parametrize("format_", quantised.FORMATS, ids=str)
+@pytest.mark.parametrize("case", [*FEW, *ODD], ids=str)
+def test_few_rows_equal_float64(machine: harness.Machine, case: linear.Case, format_: quantised.Format) -> None:
+    """Every combination of inputs and outputs in every format, with poisoned outputs and one row too many that must
+    stay; up to 8 rows both kernels give the same bits."""
+    if not takes(case, format_):
+        pytest.skip("a group must divide the columns")
+    run = Run(machine, case, format_, many=False)
+    linear.check(run)
+    first = run.bits()
+    for kind in ("LINEAR", *(("LINEAR_8",) if case.tokens <= 8 else ())):
+        run.run(machine, many=False, kind=kind)
+        assert run.bits() == first, kind
+
+
+@pytest.mark.parametrize("format_", quantised.FORMATS, ids=str)
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_few_rows_of_model_shapes(gpu_machine: harness.OnGpu, case: linear.Case, format_: quantised.Format) -> None:
+    """Shapes of Qwen3-30B, on the GPU only."""
+    linear.check(Run(gpu_machine, case, format_, many=False))
+    gpu_machine.reset()
+
+
+@pytest.mark.parametrize("name", ["int8", "int4-g32-z", "fp8-b128"])
+def test_a_row_does_not_depend_on_its_neighbours(machine: harness.Machine, name: str) -> None:
+    """A row's bits are the same alone and among 63, whatever the number of blocks."""
+    case = linear.Case(80, 416, 64)
+    whole = Run(machine, case, quantised.BY_NAME[name], many=False)
+    for first in (0, 5, 63):
+        alone = object.__new__(Run)
+        alone.__dict__ |= whole.__dict__
+        alone.case = linear.Case(case.rows, case.cols, 1, blocks=2)
+        alone.x, alone.old, alone.taken = whole.x[first : first + 1], whole.old[:1], np.arange(1)
+        alone.run(machine, many=False)
+        assert alone.output[0].tobytes() == whole.output[first].tobytes()
