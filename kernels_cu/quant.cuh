@@ -15,93 +15,7 @@
 #define CLB_QUANT_CUH
 
 #include "few.cuh"
-
-/* ---------------------------------------------------------------------- formats */
-
-/* The kinds: TILES of 16 columns in a piece; GROUPED: sums are multiplied by scales. widen: operand A of tile i, from
-   the lane's 16 bytes; low and high: what int4 adds for the zeros of rows g and g + 8. */
-struct clb_half_kind {
-  static constexpr uint32_t KIND = CLB_KIND_HALF;
-  static constexpr uint32_t TILES = 1u;
-  static constexpr bool GROUPED = false;
-  static __device__ __forceinline__ uint4 widen(const uint4& raw, uint32_t, uint32_t, uint32_t) { return raw; }
-};
-
-/* Bytes 0, 1 and 2, 3 as fp16 1024 + byte, less 1152. */
-CLB_DEVICE uint32_t clb_widen_int8(uint32_t word, uint32_t bytes) {
-  return clb_half_add(__byte_perm(word, 0x64646464u, bytes), 0xe480e480u);
-}
-
-struct clb_int8_kind {
-  static constexpr uint32_t KIND = CLB_KIND_INT8;
-  static constexpr uint32_t TILES = 2u;
-  static constexpr bool GROUPED = true;
-  static __device__ __forceinline__ uint4 widen(const uint4& raw, uint32_t i, uint32_t, uint32_t) {
-    const uint32_t first = (i == 0u) ? raw.x : raw.z;
-    const uint32_t second = (i == 0u) ? raw.y : raw.w;
-    return make_uint4(clb_widen_int8(first, 0x4140u), clb_widen_int8(first, 0x4342u), clb_widen_int8(second, 0x4140u),
-                      clb_widen_int8(second, 0x4342u));
-  }
-};
-
-/* A nibble under the bits of 1024 is 1024 + nibble, or, 4 bits higher, 1024 + 16 nibble. */
-struct clb_int4_kind {
-  static constexpr uint32_t KIND = CLB_KIND_INT4;
-  static constexpr uint32_t TILES = 4u;
-  static constexpr bool GROUPED = true;
-  static constexpr uint32_t LOW = 0xe400e400u;  /* -1024 */
-  static constexpr uint32_t HIGH = 0xd400d400u; /* -64 */
-  static __device__ __forceinline__ uint32_t low_of(uint32_t word, uint32_t low) {
-    return clb_half_add((word & 0x000f000fu) | 0x64006400u, low);
-  }
-  static __device__ __forceinline__ uint32_t high_of(uint32_t word, uint32_t high) {
-    return clb_half_fma((word & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, high);
-  }
-  static __device__ __forceinline__ uint4 widen(const uint4& raw, uint32_t i, uint32_t low, uint32_t high) {
-    const uint32_t word = (i == 0u) ? raw.x : (i == 1u) ? raw.y : (i == 2u) ? raw.z : raw.w;
-    return make_uint4(low_of(word, low), high_of(word, high), low_of(word >> 8, low), high_of(word >> 8, high));
-  }
-};
-
-/* The bits of an e4m3 number are those of an fp16 number 2^-8 times it; CLB_FP8_SCALE makes up for that. */
-#define CLB_FP8_SCALE 256.0f
-struct clb_fp8_kind {
-  static constexpr uint32_t KIND = CLB_KIND_FP8;
-  static constexpr uint32_t TILES = 2u;
-  static constexpr bool GROUPED = true;
-  static __device__ __forceinline__ uint32_t low_of(uint32_t word) { return word & 0xbf80bf80u; }
-  static __device__ __forceinline__ uint32_t high_of(uint32_t word) {
-    return ((word & 0x007f007fu) << 7) | ((word & 0x40004000u) << 1);
-  }
-  static __device__ __forceinline__ uint4 widen(const uint4& raw, uint32_t i, uint32_t, uint32_t) {
-    const uint32_t first = (i == 0u) ? raw.x : raw.z;
-    const uint32_t second = (i == 0u) ? raw.y : raw.w;
-    return make_uint4(low_of(first), high_of(first), low_of(second), high_of(second));
-  }
-};
-
-/* Where the parts of a matrix lie, from its format and size. */
-struct clb_packing {
-  uint32_t pieces;      /* across */
-  uint32_t shift;       /* piece >> shift is its slot */
-  uint32_t slots;       /* of scales, across */
-  uint32_t scale_bytes; /* of a lane in a slot */
-  uint32_t zero_bytes;  /* of a tile in a slot; 0: no zeros */
-  bool blocks;
-
-  __device__ __forceinline__ clb_packing(uint32_t format, uint32_t cols) {
-    const uint32_t kind = CLB_FORMAT_KIND(format);
-    const uint32_t log = (kind == CLB_KIND_HALF) ? 4u : (kind == CLB_KIND_INT4) ? 6u : 5u;
-    const uint32_t group = CLB_FORMAT_GROUP(format);
-    const bool paired = group == 5u;
-    pieces = (cols + (1u << log) - 1u) >> log;
-    shift = (group == 0u) ? 31u : (group > log) ? group - log : 0u;
-    slots = (group == 0u) ? 1u : (pieces + (1u << shift) - 1u) >> shift;
-    blocks = (format & CLB_FORMAT_BLOCKS) != 0u;
-    scale_bytes = (kind == CLB_KIND_HALF) ? 0u : (paired || (kind == CLB_KIND_FP8 && !blocks)) ? 8u : 4u;
-    zero_bytes = ((format & CLB_FORMAT_ZEROS) == 0u) ? 0u : paired ? 32u : 16u;
-  }
-};
+#include "formats.cuh"
 
 /* --------------------------------------------------------------------- the stream */
 
@@ -121,23 +35,17 @@ struct clb_quant_stream {
   /* From piece `first` on of a row tile of the matrix at `weights`, which has `tiles` row tiles. */
   __device__ __forceinline__ void point(uint32_t m, const clb_packing& pack, uint64_t weights, uint32_t tiles,
                                         uint32_t row_tile, uint32_t first) {
-    const uint32_t lane = threadIdx.x % CLB_WARP;
     const unsigned char* const base = reinterpret_cast<const unsigned char*>(weights);
-    const unsigned char* const behind = base + (uint64_t)tiles * pack.pieces * CLB_PIECE;
-    const uint64_t slot = (uint64_t)row_tile * pack.slots;
-    values[m] = base + ((uint64_t)row_tile * pack.pieces + first) * CLB_PIECE + lane * 16u;
-    scales[m] = pack.blocks ? behind + (uint64_t)(row_tile / 8u) * pack.slots * 4u
-                            : behind + (slot * 8u + lane / 4u) * pack.scale_bytes;
-    const uint64_t scale_end = (uint64_t)tiles * pack.slots * 8u * pack.scale_bytes;
-    zeros[m] = behind + (scale_end + CLB_FORMAT_PART - 1u) / CLB_FORMAT_PART * CLB_FORMAT_PART + slot * pack.zero_bytes +
-               (pack.zero_bytes == 32u ? lane / 4u * 4u : lane / 8u * 4u);
+    values[m] = base + ((uint64_t)row_tile * pack.pieces + first) * CLB_PIECE + threadIdx.x % CLB_WARP * 16u;
+    scales[m] = pack.scales(base, tiles, row_tile);
+    zeros[m] = pack.zeros(base, tiles, row_tile);
   }
   __device__ __forceinline__ void begin(const clb_packing& pack, uint32_t first, uint32_t count) {
     left = count;
     piece = first;
     shift = pack.shift;
     scale_bytes = pack.scale_bytes;
-    scale_step = pack.blocks ? 4u : 8u * pack.scale_bytes;
+    scale_step = pack.scale_step();
     zero_step = pack.zero_bytes;
   }
   /* The last `count` pieces again. */
@@ -216,8 +124,7 @@ struct clb_quant_ring {
 template <class K>
 struct clb_quant_meta {
   float2 scale[2];
-  uint32_t low[2];
-  uint32_t high[2];
+  clb_int4_zeros zeros[2];
 
   static __device__ __forceinline__ float2 widened(uint32_t both) { return clb_fp16::unpack(both); }
 
@@ -231,7 +138,11 @@ struct clb_quant_meta {
                                  : make_uint2(clb_read_shared_word(at + CLB_PIECE + lane * 4u), 0u);
       scale[0] = widened(words.x);
       scale[1] = paired ? widened(words.y) : scale[0];
-      read_zeros(at + CLB_PIECE + (paired ? 8u : 4u) * CLB_WARP + lane * 4u, format, paired);
+      if ((format & CLB_FORMAT_ZEROS) != 0u) {
+        const uint32_t word = clb_read_shared_word(at + CLB_PIECE + (paired ? 8u : 4u) * CLB_WARP + lane * 4u);
+        zeros[0] = clb_int4_zeros(word, paired, 0u);
+        zeros[1] = clb_int4_zeros(word, paired, 1u);
+      }
     }
     if (K::KIND == CLB_KIND_FP8) {
       const bool blocks = (format & CLB_FORMAT_BLOCKS) != 0u;
@@ -239,18 +150,6 @@ struct clb_quant_meta {
       const uint2 rows = blocks ? make_uint2(block, block) : clb_read_shared_pair(at + CLB_PIECE + lane * 8u);
       scale[0] = make_float2(__uint_as_float(rows.x) * CLB_FP8_SCALE, __uint_as_float(rows.y) * CLB_FP8_SCALE);
     }
-  }
-
-  __device__ __forceinline__ void read_zeros(uint32_t at, uint32_t format, bool paired) {
-    low[0] = low[1] = clb_int4_kind::LOW + 8u * 0x00010001u;
-    high[0] = high[1] = clb_int4_kind::HIGH + 8u * 0x00100010u;
-    if ((format & CLB_FORMAT_ZEROS) == 0u) return;
-    const uint32_t word = clb_read_shared_word(at);
-    const uint32_t mine = (paired || threadIdx.x / 4u % 2u == 0u) ? word : word >> 16;
-    low[0] = clb_int4_kind::LOW + (mine & 15u) * 0x00010001u;
-    high[0] = clb_int4_kind::HIGH + (mine >> 8 & 15u) * 0x00100010u;
-    low[1] = paired ? clb_int4_kind::LOW + (word >> 16 & 15u) * 0x00010001u : low[0];
-    high[1] = paired ? clb_int4_kind::HIGH + (word >> 24 & 15u) * 0x00100010u : high[0];
   }
 };
 
@@ -333,7 +232,7 @@ CLB_DEVICE void clb_multiply_quant(clb_quant_ring<MATRICES, STAGES>& ring, Sourc
       const uint32_t group = (i % K::TILES * 2u) / K::TILES;
 #pragma unroll
       for (uint32_t m = 0u; m < MATRICES; m++) {
-        const uint4 a = K::widen(raw[m], i % K::TILES, meta[m].low[group], meta[m].high[group]);
+        const uint4 a = K::widen(raw[m], i % K::TILES, meta[m].zeros[group].low, meta[m].zeros[group].high);
 #pragma unroll
         for (uint32_t s = 0u; s < STEPS; s++) {
           clb_mma_fp16(into[m][s], a, b[i % AHEAD][s].x, b[i % AHEAD][s].y);
