@@ -1,7 +1,8 @@
 /*
  * experts_many.cu: the FFN of a layer for any number of rows (prompts), from the buckets of clb_bucket.
  *
- * Operation  clb_expert_gate_up_many_{bf16,fp16}, clb_expert_down_many_{bf16,fp16}, clb_combine_{bf16,fp16}: see abi.h.
+ * Operation  clb_expert_gate_up_many_{bf16,fp16,mixed}, clb_expert_down_many_{bf16,fp16,mixed},
+ *            clb_combine_{bf16,fp16}: see abi.h.
  *            The shared expert (or a dense FFN) is a launch of its own with offsets NULL.
  * Reference  tests/cuda/test_experts.py (numpy, float64).
  * Grid       gate_up, down: any number of blocks, as many as run at once; see many.cuh for the two forms. Units are
@@ -16,8 +17,11 @@
 #include "few.cuh"
 #include "many.cuh"
 
-/* Units of an expert: its bucket in as few blocks of MANY_ROWS rows as hold it, evenly filled. */
-CLB_DEVICE uint32_t row_blocks(uint32_t rows) { return (rows + MANY_ROWS - 1u) / MANY_ROWS; }
+/* Units of an expert: its bucket in as few blocks of W::ROWS rows as hold it, evenly filled. */
+template <class W>
+CLB_DEVICE uint32_t row_blocks(uint32_t rows) {
+  return (rows + W::ROWS - 1u) / W::ROWS;
+}
 
 /* Row blocks of all experts before each one; experts without rows have none. */
 struct unit_table {
@@ -33,6 +37,7 @@ CLB_DEVICE uint32_t bucket_end(const clb_expert_many_args& a, uint32_t expert) {
 }
 
 /* By the first warp, a lane a range of experts. Ends with a barrier. */
+template <class W>
 CLB_DEVICE void count_units(const clb_expert_many_args& a, unit_table& table) {
   if (threadIdx.x < CLB_WARP) {
     const uint32_t each = (a.expert_count + CLB_WARP - 1u) / CLB_WARP;
@@ -40,7 +45,7 @@ CLB_DEVICE void count_units(const clb_expert_many_args& a, unit_table& table) {
     const uint32_t end = min(begin + each, a.expert_count);
     uint32_t own = 0u;
     for (uint32_t e = begin; e < end; e++)
-      own += row_blocks(bucket_end(a, e) - bucket_begin(a, e));
+      own += row_blocks<W>(bucket_end(a, e) - bucket_begin(a, e));
     uint32_t sum = own;
 #pragma unroll
     for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
@@ -50,7 +55,7 @@ CLB_DEVICE void count_units(const clb_expert_many_args& a, unit_table& table) {
     uint32_t at = sum - own;
     for (uint32_t e = begin; e < end; e++) {
       table.before[e] = at;
-      at += row_blocks(bucket_end(a, e) - bucket_begin(a, e));
+      at += row_blocks<W>(bucket_end(a, e) - bucket_begin(a, e));
     }
     if (threadIdx.x == CLB_WARP - 1u) table.before[a.expert_count] = sum;
   }
@@ -88,10 +93,6 @@ struct expert_unit {
   }
 };
 
-CLB_DEVICE const unsigned char* tile_bytes(uint64_t weights, uint32_t row_tile, uint32_t across) {
-  return reinterpret_cast<const unsigned char*>(weights) + (uint64_t)row_tile * across * MANY_PIECE;
-}
-
 CLB_DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
 
 /* --------------------------------------------------------------------- gate, up */
@@ -119,11 +120,13 @@ struct gate_up_job {
 
   __device__ __forceinline__ unit unit_at(uint32_t u) const { return unit(a, table, u, height); }
 
-  __device__ __forceinline__ const unsigned char* weights(const unit& of, uint32_t place) const {
+  __device__ __forceinline__ clb_many_matrix matrix(const unit& of, uint32_t place) const {
     const uint32_t tile = of.row_block * (MANY_TILES / 2u) + clb_many_pair(place);
-    if (tile >= tiles) return nullptr;
-    return tile_bytes(clb_many_matrix(place) == 0u ? of.weights->gate : of.weights->up, tile, across);
+    const uint64_t base = clb_many_which(place) == 0u ? of.weights->gate : of.weights->up;
+    return {(tile < tiles) ? base : 0u, tiles, tile};
   }
+
+  __device__ __forceinline__ uint32_t format(const unit& of) const { return of.weights->format; }
 
   __device__ __forceinline__ uint32_t input_row(const unit& of, uint32_t i) const {
     return (a.offsets != nullptr) ? a.tokens[of.first + i] : of.first + i;
@@ -154,25 +157,30 @@ struct gate_up_job {
   }
 };
 
-template <class P>
+template <class W>
 CLB_DEVICE void gate_up_many(const clb_expert_many_args& a) {
   extern __shared__ uint4 memory[];
   __shared__ clb_many_shared shared;
   __shared__ unit_table table;
   clb_wait_for_inputs();
   clb_release_dependents();
-  count_units(a, table);
-  clb_many_run<P>(gate_up_job(a, table), memory, shared);
+  count_units<W>(a, table);
+  clb_many_run<W>(gate_up_job(a, table), memory, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_expert_gate_up_many_bf16(const __grid_constant__ clb_expert_many_args a) {
-  gate_up_many<clb_bf16>(a);
+  gate_up_many<clb_many_pure<clb_bf16>>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_expert_gate_up_many_fp16(const __grid_constant__ clb_expert_many_args a) {
-  gate_up_many<clb_fp16>(a);
+  gate_up_many<clb_many_pure<clb_fp16>>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
+    clb_expert_gate_up_many_mixed(const __grid_constant__ clb_expert_many_args a) {
+  gate_up_many<clb_many_mixed>(a);
 }
 
 /* ------------------------------------------------------------------------- down */
@@ -199,10 +207,12 @@ struct down_job {
 
   __device__ __forceinline__ unit unit_at(uint32_t u) const { return unit(a, table, u, height); }
 
-  __device__ __forceinline__ const unsigned char* weights(const unit& of, uint32_t place) const {
+  __device__ __forceinline__ clb_many_matrix matrix(const unit& of, uint32_t place) const {
     const uint32_t tile = of.row_block * MANY_TILES + place;
-    return (tile < tiles) ? tile_bytes(of.weights->down, tile, across) : nullptr;
+    return {(tile < tiles) ? of.weights->down : 0u, tiles, tile};
   }
+
+  __device__ __forceinline__ uint32_t format(const unit& of) const { return of.weights->down_format; }
 
   __device__ __forceinline__ uint32_t input_row(const unit& of, uint32_t i) const { return of.first + i; }
 
@@ -228,25 +238,30 @@ struct down_job {
   }
 };
 
-template <class P>
+template <class W>
 CLB_DEVICE void down_many(const clb_expert_many_args& a) {
   extern __shared__ uint4 memory[];
   __shared__ clb_many_shared shared;
   __shared__ unit_table table;
   clb_wait_for_inputs();
   clb_release_dependents();
-  count_units(a, table);
-  clb_many_run<P>(down_job(a, table), memory, shared);
+  count_units<W>(a, table);
+  clb_many_run<W>(down_job(a, table), memory, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_expert_down_many_bf16(const __grid_constant__ clb_expert_many_args a) {
-  down_many<clb_bf16>(a);
+  down_many<clb_many_pure<clb_bf16>>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_expert_down_many_fp16(const __grid_constant__ clb_expert_many_args a) {
-  down_many<clb_fp16>(a);
+  down_many<clb_many_pure<clb_fp16>>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
+    clb_expert_down_many_mixed(const __grid_constant__ clb_expert_many_args a) {
+  down_many<clb_many_mixed>(a);
 }
 
 /* --------------------------------------------------------------------- combine */

@@ -71,6 +71,12 @@ struct clb_fp8_kind {
   }
 };
 
+/* The word of a slot's zeros that has those of this lane's rows. */
+CLB_DEVICE uint32_t clb_own_zeros(bool paired) {
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  return paired ? lane / 4u * 4u : lane / 8u * 4u;
+}
+
 /* Where the parts of a matrix lie, from its format and size. */
 struct clb_packing {
   uint32_t pieces;      /* across */
@@ -78,7 +84,7 @@ struct clb_packing {
   uint32_t slots;       /* of scales, across */
   uint32_t scale_bytes; /* of a lane in a slot */
   uint32_t zero_bytes;  /* of a tile in a slot; 0: no zeros */
-  bool paired; /* two groups of 32 columns in a slot */
+  bool paired;          /* two groups of 32 columns in a slot */
   bool blocks;
 
   __device__ __forceinline__ clb_packing(uint32_t format, uint32_t cols) {
@@ -94,21 +100,23 @@ struct clb_packing {
     zero_bytes = ((format & CLB_FORMAT_ZEROS) == 0u) ? 0u : paired ? 32u : 16u;
   }
 
-  /* This lane's scales and zeros of slot 0 of a row tile of the matrix at `base`, which has `tiles` row tiles. */
+  /* Scales and zeros of slot 0 of a row tile of the matrix at `base`, which has `tiles` row tiles. */
   __device__ __forceinline__ const unsigned char* scales(const unsigned char* base, uint32_t tiles,
                                                          uint32_t row_tile) const {
-    const unsigned char* const behind = base + (uint64_t)tiles * pieces * CLB_FORMAT_PIECE;
-    if (blocks) return behind + (uint64_t)(row_tile / 8u) * slots * 4u;
-    return behind + ((uint64_t)row_tile * slots * 8u + threadIdx.x % CLB_WARP / 4u) * scale_bytes;
+    const uint32_t in_order = blocks ? row_tile / 8u * 4u : row_tile * 8u * scale_bytes;
+    return base + (uint64_t)tiles * pieces * CLB_FORMAT_PIECE + (uint64_t)in_order * slots;
   }
   __device__ __forceinline__ const unsigned char* zeros(const unsigned char* base, uint32_t tiles,
                                                         uint32_t row_tile) const {
-    const uint32_t lane = threadIdx.x % CLB_WARP;
     const uint64_t end = (uint64_t)tiles * slots * 8u * scale_bytes;
     return base + (uint64_t)tiles * pieces * CLB_FORMAT_PIECE +
-           (end + CLB_FORMAT_PART - 1u) / CLB_FORMAT_PART * CLB_FORMAT_PART + (uint64_t)row_tile * slots * zero_bytes +
-           (paired ? lane / 4u * 4u : lane / 8u * 4u);
+           (end + CLB_FORMAT_PART - 1u) / CLB_FORMAT_PART * CLB_FORMAT_PART + (uint64_t)row_tile * slots * zero_bytes;
   }
+  /* Those of this lane's rows within a slot. */
+  __device__ __forceinline__ uint32_t own_scales() const {
+    return blocks ? 0u : threadIdx.x % CLB_WARP / 4u * scale_bytes;
+  }
+  __device__ __forceinline__ uint32_t own_zeros() const { return clb_own_zeros(paired); }
   /* Bytes from a slot to the next. */
   __device__ __forceinline__ uint32_t scale_step() const { return blocks ? 4u : 8u * scale_bytes; }
 };

@@ -1,7 +1,7 @@
 /*
  * linear_many.cu: a matrix over any number of rows: qkv and out-projection of prompts.
  *
- * Operation  clb_linear_many_{bf16,fp16}: see clb_matmul_many_args in abi.h.
+ * Operation  clb_linear_many_{bf16,fp16,int8,int4,fp8}: see clb_matmul_many_args in abi.h.
  * Reference  tests/cuda/test_linear.py (numpy, float64).
  * Grid       any number of blocks, as many as run at once; see many.cuh for the two forms. Units that follow each other
  *            share their weights.
@@ -11,7 +11,6 @@
  */
 #include "many.cuh"
 
-template <class P>
 struct linear_job {
   struct unit {
     uint32_t row_block; /* of the weights */
@@ -43,11 +42,12 @@ struct linear_job {
     return {u / blocks, first, min(count - first, MANY_ROWS)};
   }
 
-  __device__ __forceinline__ const unsigned char* weights(const unit& of, uint32_t place) const {
+  __device__ __forceinline__ clb_many_matrix matrix(const unit& of, uint32_t place) const {
     const uint32_t tile = of.row_block * MANY_TILES + place;
-    if (tile >= tiles) return nullptr;
-    return reinterpret_cast<const unsigned char*>(a.weights) + (uint64_t)tile * across * MANY_PIECE;
+    return {(tile < tiles) ? reinterpret_cast<uint64_t>(a.weights) : 0u, tiles, tile};
   }
+
+  __device__ __forceinline__ uint32_t format(const unit&) const { return a.format; }
 
   __device__ __forceinline__ uint32_t input_row(const unit& of, uint32_t i) const { return of.first + i; }
 
@@ -137,22 +137,37 @@ struct linear_job {
   }
 };
 
-template <class P>
+template <class W>
 CLB_DEVICE void linear_many(const clb_matmul_many_args& a) {
   extern __shared__ uint4 memory[];
   __shared__ clb_many_shared shared;
   clb_wait_for_inputs();
   clb_release_dependents();
-  const linear_job<P> job(a, shared);
-  clb_many_run<P>(job, memory, shared);
+  const linear_job job(a, shared);
+  clb_many_run<W>(job, memory, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_linear_many_bf16(const __grid_constant__ clb_matmul_many_args a) {
-  linear_many<clb_bf16>(a);
+  linear_many<clb_many_pure<clb_bf16>>(a);
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
     clb_linear_many_fp16(const __grid_constant__ clb_matmul_many_args a) {
-  linear_many<clb_fp16>(a);
+  linear_many<clb_many_pure<clb_fp16>>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
+    clb_linear_many_int8(const __grid_constant__ clb_matmul_many_args a) {
+  linear_many<clb_many_of<clb_int8_kind>>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
+    clb_linear_many_int4(const __grid_constant__ clb_matmul_many_args a) {
+  linear_many<clb_many_of<clb_int4_kind>>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
+    clb_linear_many_fp8(const __grid_constant__ clb_matmul_many_args a) {
+  linear_many<clb_many_of<clb_fp8_kind>>(a);
 }

@@ -37,8 +37,8 @@ struct clb_quant_stream {
                                         uint32_t row_tile, uint32_t first) {
     const unsigned char* const base = reinterpret_cast<const unsigned char*>(weights);
     values[m] = base + ((uint64_t)row_tile * pack.pieces + first) * CLB_PIECE + threadIdx.x % CLB_WARP * 16u;
-    scales[m] = pack.scales(base, tiles, row_tile);
-    zeros[m] = pack.zeros(base, tiles, row_tile);
+    scales[m] = pack.scales(base, tiles, row_tile) + pack.own_scales();
+    zeros[m] = pack.zeros(base, tiles, row_tile) + pack.own_zeros();
   }
   __device__ __forceinline__ void begin(const clb_packing& pack, uint32_t first, uint32_t count) {
     left = count;
