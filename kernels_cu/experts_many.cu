@@ -1,7 +1,7 @@
 /*
  * experts_many.cu: the FFN of a layer for any number of rows (prompts), from the buckets of clb_bucket.
  *
- * Operation  clb_expert_gate_up_many_{bf16,fp16,mixed}, clb_expert_down_many_{bf16,fp16,mixed},
+ * Operation  clb_expert_gate_up_many_{bf16,fp16,int8,int4,fp8}, clb_expert_down_many_{the same},
  *            clb_combine_{bf16,fp16}: see abi.h.
  *            The shared expert (or a dense FFN) is a launch of its own with offsets NULL.
  * Reference  tests/cuda/test_experts.py (numpy, float64).
@@ -17,11 +17,8 @@
 #include "few.cuh"
 #include "many.cuh"
 
-/* Units of an expert: its bucket in as few blocks of W::ROWS rows as hold it, evenly filled. */
-template <class W>
-CLB_DEVICE uint32_t row_blocks(uint32_t rows) {
-  return (rows + W::ROWS - 1u) / W::ROWS;
-}
+/* Units of an expert: its bucket in as few blocks of MANY_ROWS rows as hold it, evenly filled. */
+CLB_DEVICE uint32_t row_blocks(uint32_t rows) { return (rows + MANY_ROWS - 1u) / MANY_ROWS; }
 
 /* Row blocks of all experts before each one; experts without rows have none. */
 struct unit_table {
@@ -36,8 +33,17 @@ CLB_DEVICE uint32_t bucket_end(const clb_expert_many_args& a, uint32_t expert) {
   return (a.offsets != nullptr) ? a.offsets[expert + 1u] : *a.row_count;
 }
 
+/* Row blocks of an expert whose weights (of gate and up, or of down) are of this kind; those of other kinds have other
+   nodes. */
+template <uint32_t KIND, bool DOWN>
+CLB_DEVICE uint32_t own_blocks(const clb_expert_many_args& a, uint32_t expert) {
+  const uint32_t format = DOWN ? a.experts[expert].down_format : a.experts[expert].format;
+  const uint32_t blocks = row_blocks(bucket_end(a, expert) - bucket_begin(a, expert));
+  return (CLB_FORMAT_KIND(format) == KIND) ? blocks : 0u;
+}
+
 /* By the first warp, a lane a range of experts. Ends with a barrier. */
-template <class W>
+template <uint32_t KIND, bool DOWN>
 CLB_DEVICE void count_units(const clb_expert_many_args& a, unit_table& table) {
   if (threadIdx.x < CLB_WARP) {
     const uint32_t each = (a.expert_count + CLB_WARP - 1u) / CLB_WARP;
@@ -45,7 +51,7 @@ CLB_DEVICE void count_units(const clb_expert_many_args& a, unit_table& table) {
     const uint32_t end = min(begin + each, a.expert_count);
     uint32_t own = 0u;
     for (uint32_t e = begin; e < end; e++)
-      own += row_blocks<W>(bucket_end(a, e) - bucket_begin(a, e));
+      own += own_blocks<KIND, DOWN>(a, e);
     uint32_t sum = own;
 #pragma unroll
     for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
@@ -55,7 +61,7 @@ CLB_DEVICE void count_units(const clb_expert_many_args& a, unit_table& table) {
     uint32_t at = sum - own;
     for (uint32_t e = begin; e < end; e++) {
       table.before[e] = at;
-      at += row_blocks<W>(bucket_end(a, e) - bucket_begin(a, e));
+      at += own_blocks<KIND, DOWN>(a, e);
     }
     if (threadIdx.x == CLB_WARP - 1u) table.before[a.expert_count] = sum;
   }
@@ -164,7 +170,7 @@ CLB_DEVICE void gate_up_many(const clb_expert_many_args& a) {
   __shared__ unit_table table;
   clb_wait_for_inputs();
   clb_release_dependents();
-  count_units<W>(a, table);
+  count_units<W::KIND, false>(a, table);
   clb_many_run<W>(gate_up_job(a, table), memory, shared);
 }
 
@@ -179,8 +185,18 @@ extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
-    clb_expert_gate_up_many_mixed(const __grid_constant__ clb_expert_many_args a) {
-  gate_up_many<clb_many_mixed>(a);
+    clb_expert_gate_up_many_int8(const __grid_constant__ clb_expert_many_args a) {
+  gate_up_many<clb_many_of<clb_int8_kind>>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
+    clb_expert_gate_up_many_int4(const __grid_constant__ clb_expert_many_args a) {
+  gate_up_many<clb_many_of<clb_int4_kind>>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
+    clb_expert_gate_up_many_fp8(const __grid_constant__ clb_expert_many_args a) {
+  gate_up_many<clb_many_of<clb_fp8_kind>>(a);
 }
 
 /* ------------------------------------------------------------------------- down */
@@ -245,7 +261,7 @@ CLB_DEVICE void down_many(const clb_expert_many_args& a) {
   __shared__ unit_table table;
   clb_wait_for_inputs();
   clb_release_dependents();
-  count_units<W>(a, table);
+  count_units<W::KIND, true>(a, table);
   clb_many_run<W>(down_job(a, table), memory, shared);
 }
 
@@ -260,8 +276,18 @@ extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
-    clb_expert_down_many_mixed(const __grid_constant__ clb_expert_many_args a) {
-  down_many<clb_many_mixed>(a);
+    clb_expert_down_many_int8(const __grid_constant__ clb_expert_many_args a) {
+  down_many<clb_many_of<clb_int8_kind>>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
+    clb_expert_down_many_int4(const __grid_constant__ clb_expert_many_args a) {
+  down_many<clb_many_of<clb_int4_kind>>(a);
+}
+
+extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
+    clb_expert_down_many_fp8(const __grid_constant__ clb_expert_many_args a) {
+  down_many<clb_many_of<clb_fp8_kind>>(a);
 }
 
 /* --------------------------------------------------------------------- combine */

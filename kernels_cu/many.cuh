@@ -32,8 +32,7 @@
  * in there, which rounds to fp16; scales of whole rows at the end. Who multiplies is a policy, a W:
  *
  *   clb_many_pure<P>      16-bit weights of type P
- *   clb_many_of<K>        quantised weights of kind K, or fp16
- *   clb_many_mixed        whatever job.format(unit) says
+ *   clb_many_of<K>        quantised weights of kind K
  */
 #ifndef CLB_MANY_CUH
 #define CLB_MANY_CUH
@@ -459,11 +458,11 @@ CLB_DEVICE void clb_many_unit(const Job& job, const typename Job::unit& unit, cl
   job.finish(unit, sum, scale);
 }
 
-template <class Weights, uint32_t ROWS, class Job>
+template <class Weights, class Job>
 CLB_DEVICE void clb_many_any(const Job& job, const typename Job::unit& unit, clb_many_stage& stage,
                              const float (&scale)[MANY_ROWS]) {
-  if (ROWS > 96u && unit.rows > 96u) {
-    clb_many_unit<Weights, ROWS / 8u>(job, unit, stage, scale);
+  if (unit.rows > 96u) {
+    clb_many_unit<Weights, 16u>(job, unit, stage, scale);
   } else if (unit.rows > 64u) {
     clb_many_unit<Weights, 12u>(job, unit, stage, scale);
   } else if (unit.rows > 32u) {
@@ -487,7 +486,7 @@ CLB_DEVICE void clb_many_run(const Job& job, const void* memory, clb_many_shared
   __syncthreads();
   if (threadIdx.x >= MANY_THREADS) {
     clb_registers_give<72u>();
-    clb_many_copy<W::QUANTISED>(job, stage);
+    clb_many_copy<W::KIND != CLB_KIND_HALF>(job, stage);
     return;
   }
   clb_registers_take<216u>();
@@ -583,7 +582,7 @@ CLB_DEVICE void clb_many_multiply(uint32_t base, const clb_many_operands& from, 
   __syncthreads();
 }
 
-template <class Weights, uint32_t ROWS, class Job>
+template <class Weights, class Job>
 CLB_DEVICE void clb_many_any(const Job& job, const typename Job::unit& unit, const clb_many_stage& stage,
                              const float (&scale)[MANY_ROWS]) {
   float sum[2][MANY_STEPS][4];
@@ -605,8 +604,8 @@ CLB_DEVICE void clb_many_run(const Job& job, const void* memory, clb_many_shared
     if (threadIdx.x < unit.rows) shared.scale[turn][threadIdx.x] = job.scale(unit, threadIdx.x);
     clb_many_stage stage = {clb_shared_address(memory), {}};
     clb_many_operands& from = stage.from;
-    from.format = W::QUANTISED ? job.format(unit) : 0u;
-    if (W::QUANTISED)
+    from.format = W::KIND != CLB_KIND_HALF ? job.format(unit) : 0u;
+    if (W::KIND != CLB_KIND_HALF)
       from.meta =
           clb_make_meta(job.matrix(unit, threadIdx.x / CLB_WARP), job.across, from.format, threadIdx.x % CLB_WARP);
     from.weights = clb_many_values(job.matrix(unit, threadIdx.x / CLB_WARP), job.across, from.format);
@@ -627,45 +626,23 @@ CLB_DEVICE void clb_many_run(const Job& job, const void* memory, clb_many_shared
 
 template <class P>
 struct clb_many_pure {
-  static constexpr bool QUANTISED = false;
-  static constexpr uint32_t ROWS = MANY_ROWS; /* of a unit at most */
+  static constexpr uint32_t KIND = CLB_KIND_HALF;
 
   template <class Job>
   static __device__ __forceinline__ void run(const Job& job, const typename Job::unit& unit, clb_many_stage& stage,
                                              const float (&scale)[MANY_ROWS]) {
-    clb_many_any<clb_many_half<P>, ROWS>(job, unit, stage, scale);
+    clb_many_any<clb_many_half<P>>(job, unit, stage, scale);
   }
 };
 
 template <class K>
 struct clb_many_of {
-  static constexpr bool QUANTISED = true;
-  static constexpr uint32_t ROWS = MANY_ROWS;
+  static constexpr uint32_t KIND = K::KIND;
 
   template <class Job>
   static __device__ __forceinline__ void run(const Job& job, const typename Job::unit& unit, clb_many_stage& stage,
                                              const float (&scale)[MANY_ROWS]) {
-    clb_many_any<clb_many_quant<K>, ROWS>(job, unit, stage, scale);
-  }
-};
-
-struct clb_many_mixed {
-  static constexpr bool QUANTISED = true;
-  static constexpr uint32_t ROWS = CLB_WIDE ? 96u : MANY_ROWS; /* for want of registers */
-
-  template <class Job>
-  static __device__ __forceinline__ void run(const Job& job, const typename Job::unit& unit, clb_many_stage& stage,
-                                             const float (&scale)[MANY_ROWS]) {
-    const uint32_t kind = CLB_FORMAT_KIND(job.format(unit));
-    if (kind == CLB_KIND_INT4) {
-      clb_many_any<clb_many_quant<clb_int4_kind>, ROWS>(job, unit, stage, scale);
-    } else if (kind == CLB_KIND_INT8) {
-      clb_many_any<clb_many_quant<clb_int8_kind>, ROWS>(job, unit, stage, scale);
-    } else if (kind == CLB_KIND_FP8) {
-      clb_many_any<clb_many_quant<clb_fp8_kind>, ROWS>(job, unit, stage, scale);
-    } else {
-      clb_many_any<clb_many_half<clb_fp16>, ROWS>(job, unit, stage, scale);
-    }
+    clb_many_any<clb_many_quant<K>>(job, unit, stage, scale);
   }
 };
 
