@@ -209,7 +209,7 @@ class Bench:
         launches, args = self.route_launches(experts, k, hidden, batch, 48, self.space(batch, k))
         self.time("route", f"{experts} x {hidden}, {batch} rows", launches, args, moved=4.0 * experts * hidden)
 
-    def layers(self, experts: int, hidden: int, width: int, shared: int) -> list[tuple[int, int]]:
+    def layers(self, experts: int, hidden: int, width: int, shared: int) -> list[tuple[int, ...]]:
         """(experts table, shared table) of as many layers as fit."""
         each = hidden * width * 2
         layer_bytes = 3 * (experts * each + hidden * shared * 2)
@@ -217,8 +217,8 @@ class Bench:
         for layer in range(max(1, WEIGHT_BYTES // layer_bytes)):
             base = self.weights + layer * layer_bytes
             table = base + np.arange(experts * 3).reshape(experts, 3) * each
-            own = base + experts * 3 * each + np.arange(3) * hidden * shared * 2
-            made.append((self.machine.put(table.astype(np.uint64)), self.machine.put(own.astype(np.uint64))))
+            own = (base + experts * 3 * each + np.arange(3) * hidden * shared * 2).reshape(1, 3)
+            made.append(tuple(self.machine.put(np.pad(at.astype(np.uint64), ((0, 0), (0, 1)))) for at in (table, own)))
         return made
 
     def few(self, op: str, eight: str, args: Any) -> Any:

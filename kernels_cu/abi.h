@@ -111,14 +111,14 @@ enum { CLB_KIND_HALF = 0, CLB_KIND_INT8 = 1, CLB_KIND_INT4 = 2, CLB_KIND_FP8 = 3
 #define CLB_FORMAT_PART 256u /* values, scales and zeros begin at multiples of it */
 
 /* What a piece brings into a ring beside its 512 bytes: a lane's scales, 4 or 8 bytes, and 4 of zeros. */
-#define CLB_FORMAT_META(format)                                                                       \
-  (CLB_FORMAT_KIND(format) == CLB_KIND_HALF ? 0u                                                      \
-                                            : ((format) & CLB_FORMAT_ZEROS ? 128u : 0u) +             \
-                                                  (CLB_FORMAT_GROUP(format) == 5u ||                  \
-                                                           CLB_FORMAT_KIND(format) == CLB_KIND_FP8 && \
-                                                               !((format) & CLB_FORMAT_BLOCKS)        \
-                                                       ? 256u                                         \
-                                                       : 128u))
+#define CLB_FORMAT_META(format)                                                                  \
+  (CLB_FORMAT_KIND(format) == CLB_KIND_HALF                                                      \
+       ? 0u                                                                                      \
+       : ((format) & CLB_FORMAT_ZEROS ? 128u : 0u) +                                             \
+             (CLB_FORMAT_GROUP(format) == 5u ||                                                  \
+                      CLB_FORMAT_KIND(format) == CLB_KIND_FP8 && !((format) & CLB_FORMAT_BLOCKS) \
+                  ? 256u                                                                         \
+                  : 128u))
 /* Dynamic shared memory of a kernel whose ring holds `stages` pieces of each of `matrices`. */
 #define CLB_QUANT_SHARED(stages, matrices, meta) (8u * (stages) * (matrices) * (512u + (meta)))
 

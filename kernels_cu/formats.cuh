@@ -1,6 +1,6 @@
 /*
- * formats.cuh: how quantised weights are written ("formats" in abi.h): their widening to fp16 in registers, and where the
- * parts of a matrix lie. Device code only.
+ * formats.cuh: how quantised weights are written ("formats" in abi.h): their widening to fp16 in registers, and where
+ * the parts of a matrix lie. Device code only.
  */
 #ifndef CLB_FORMATS_CUH
 #define CLB_FORMATS_CUH

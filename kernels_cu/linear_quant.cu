@@ -6,10 +6,9 @@
  * Reference  tests/cuda/test_quant.py (numpy, float64).
  * Grid       blocks of 256 threads, each taking units of row tiles blockIdx.x, + gridDim.x, ...; no more blocks than
  *            units or than CLB_LINEAR_QUANT_BLOCKS (CLB_LINEAR_QUANT_8_BLOCKS) a multiprocessor. Dynamic shared memory:
- *            CLB_QUANT_SHARED of the stages, as many matrices as a unit has row tiles (1 or 2) and what the format brings.
- * Needs      sm_80; sm_90 for programmatic edges.
- * Roofline   bytes of values and scales: memory-bound. qkv of Qwen3-30B (5,120 x 2,048): int8 10.5 MB, 2.4 us at 4.3
- *            TB/s; int4 in groups of 64 5.6 MB, 1.3 us.
+ *            CLB_QUANT_SHARED of the stages, as many matrices as a unit has row tiles (1 or 2) and what the format
+ * brings. Needs      sm_80; sm_90 for programmatic edges. Roofline   bytes of values and scales: memory-bound. qkv of
+ * Qwen3-30B (5,120 x 2,048): int8 10.5 MB, 2.4 us at 4.3 TB/s; int4 in groups of 64 5.6 MB, 1.3 us.
  */
 #include "linear.cuh"
 #include "quant.cuh"

@@ -28,8 +28,8 @@
  *
  * An output is one sum over column tiles in rising order, no split of the columns, whatever the unit it is in. Products
  * are of fp16 in both: bf16 weights are converted on the way from shared memory (exact but for tiny ones), and so are
- * quantised ones (formats.cuh), which fill a half or a quarter of their place in a stage. Scales of groups are multiplied
- * in there, which rounds to fp16; scales of whole rows at the end. Who multiplies is a policy, a W:
+ * quantised ones (formats.cuh), which fill a half or a quarter of their place in a stage. Scales of groups are
+ * multiplied in there, which rounds to fp16; scales of whole rows at the end. Who multiplies is a policy, a W:
  *
  *   clb_many_pure<P>      16-bit weights of type P
  *   clb_many_of<K>        quantised weights of kind K
@@ -61,9 +61,9 @@
 #define MANY_WEIGHT_BYTES (MANY_TILES * MANY_COLS * MANY_PIECE)
 #define MANY_STAGE_BYTES (MANY_WEIGHT_BYTES + MANY_ROWS * MANY_ROW_BYTES)
 #define MANY_SUM_TILES (CLB_HALF_SUM / CLB_TILE)
-#define MANY_TILE_BYTES (MANY_COLS * MANY_PIECE)  /* of a row tile in a stage; of which quantised ones take half: */
-#define MANY_SCALES (MANY_TILE_BYTES / 2u)        /* behind that their scales, 64 bytes at most */
-#define MANY_ZEROS (MANY_TILE_BYTES / 2u + 64u)   /* and zeros, 32 bytes at most */
+#define MANY_TILE_BYTES (MANY_COLS * MANY_PIECE) /* of a row tile in a stage; of which quantised ones take half: */
+#define MANY_SCALES (MANY_TILE_BYTES / 2u)       /* behind that their scales, 64 bytes at most */
+#define MANY_ZEROS (MANY_TILE_BYTES / 2u + 64u)  /* and zeros, 32 bytes at most */
 
 struct clb_many_shared {
   float scale[2][MANY_ROWS];           /* of this unit and of the one before or after it */

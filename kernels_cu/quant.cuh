@@ -228,7 +228,7 @@ CLB_DEVICE void clb_multiply_quant(clb_quant_ring<MATRICES, STAGES>& ring, Sourc
         clb_copies_end_group();
         if (K::GROUPED) clb_clear(part);
       }
-      float(&into)[MATRICES][STEPS][4] = K::GROUPED ? part : sum;
+      float (&into)[MATRICES][STEPS][4] = K::GROUPED ? part : sum;
       const uint32_t group = (i % K::TILES * 2u) / K::TILES;
 #pragma unroll
       for (uint32_t m = 0u; m < MATRICES; m++) {
@@ -244,7 +244,8 @@ CLB_DEVICE void clb_multiply_quant(clb_quant_ring<MATRICES, STAGES>& ring, Sourc
         if (rows[s].there && tile + i + AHEAD < min(tiles, end)) b[i % AHEAD][s] = rows[s].read(tile + i + AHEAD);
       if (K::KIND == CLB_KIND_INT4 && i % K::TILES == 1u && CLB_FORMAT_GROUP(format) == 5u)
         clb_end_group(meta, 0u, part, sum);
-      if (K::GROUPED && i % K::TILES + 1u == K::TILES) clb_end_group(meta, K::KIND == CLB_KIND_INT4 ? 1u : 0u, part, sum);
+      if (K::GROUPED && i % K::TILES + 1u == K::TILES)
+        clb_end_group(meta, K::KIND == CLB_KIND_INT4 ? 1u : 0u, part, sum);
     }
   }
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from colibrid.model.layout import TILE_COLS, TILE_ROWS, align
+from colibrid.model.formats import TILE_COLS, TILE_ROWS, align
 
 if TYPE_CHECKING:
     from colibrid.model.floats import Array

@@ -88,6 +88,7 @@ class Layer:
 
     def __init__(self, case: Case, precision: str) -> None:
         self.case, self.precision = case, precision
+        self.formats: dict[int, int] = {}  # by id of the expert, if it is quantised: both words of its format
         rng = np.random.default_rng(zlib.crc32(repr((case, precision)).encode()))
         self.x = rng.normal(0, 1.5, (case.tokens, case.hidden)).astype(np.float32)
         self.norm = rng.normal(1, 0.3, case.hidden).astype(np.float32)
@@ -127,7 +128,8 @@ class Layer:
             return 0
         matrices = {id(matrix[0]): matrix[0] for expert in experts for matrix in expert}
         at = {key: machine.put(matrix) for key, matrix in matrices.items()}
-        return machine.put(np.array([[at[id(matrix[0])] for matrix in expert] for expert in experts], np.uint64))
+        rows = [[*(at[id(matrix[0])] for matrix in expert), self.formats.get(id(expert), 0)] for expert in experts]
+        return machine.put(np.array(rows, np.uint64))
 
 
 class Stream:
@@ -202,8 +204,18 @@ def run_few(machine: harness.Machine, layer: Layer, *, general: bool = False) ->
     return stream.check(machine, layer)
 
 
-def run_many(machine: harness.Machine, layer: Layer, *, half: bool = True) -> NDArray[np.float32]:
-    """The form of prompts over the buckets of the same choice; the new residual, as half or split rows too."""
+def run_many(
+    machine: harness.Machine,
+    layer: Layer,
+    *,
+    half: bool = True,
+    kinds: tuple[str, ...] = (),
+    limit: float = HALF_LIMIT,
+) -> NDArray[np.float32]:
+    """The form of prompts over the buckets of the same choice; the new residual, as half or split rows too.
+
+    kinds: whose nodes there are, if not those of the layer's precision alone.
+    """
     case, precision, put = layer.case, layer.precision, machine.put
     count = put(np.array([case.tokens], np.uint32))
     flat = layer.indices.reshape(-1)
@@ -222,10 +234,11 @@ def run_many(machine: harness.Machine, layer: Layer, *, half: bool = True) -> ND
             partial=partial.address, expert_count=len(experts), width=width, **lists, **common,
         )  # fmt: skip
         for op in ("gate_up", "down"):
-            machine.run(f"clb_expert_{op}_many_{precision}", args, **harness.many_launch(machine, case.blocks))
+            for kind in kinds or (precision,):
+                machine.run(f"clb_expert_{op}_many_{kind}", args, **harness.many_launch(machine, case.blocks))
         return partial
 
-    stream = Stream(machine, layer, limit=HALF_LIMIT, half=half)
+    stream = Stream(machine, layer, limit=limit, half=half)
     combine = kernel_abi.struct("clb_combine_args")(
         row_count=count, indices=put(layer.indices), weights=put(layer.weights), k_max=case.k, hidden=case.hidden,
         shared_scale=put(layer.scale) if case.scaled else 0, **stream.members,

@@ -10,6 +10,7 @@ import kernel_harness as harness
 import numpy as np
 import pytest
 import quantised
+import test_experts as experts
 import test_linear as linear
 
 FEW = [
@@ -19,6 +20,25 @@ FEW = [
     linear.Case(77, 256, 64, candidates=True, gathered=True, blocks=2), linear.Case(32, 128, 0, 4),
 ]  # fmt: skip
 ODD = [linear.Case(48, 96, 3), linear.Case(48, 160, 20, bias=True), linear.Case(32, 1088, 8), linear.Case(272, 32, 2)]
+MANY = [
+    linear.Case(48, 256, 1), linear.Case(200, 128, 65, bias=True), linear.Case(256, 384, 130, residual=True),
+    linear.Case(144, 640, 100, residual=True, bias=True), linear.Case(32, 128, 0, 70), linear.Case(272, 32, 20),
+    linear.Case(48, 1120, 3),
+]  # fmt: skip
+LARGE_MANY = [
+    linear.Case(5120, 2048, 300, bias=True, blocks=132), linear.Case(1024, 4096, 700, residual=True, blocks=132),
+    linear.Case(1536, 1088, 2048, blocks=132), linear.Case(512, 128, 90),
+]  # fmt: skip
+LAYERS = [
+    experts.Case(1, 4, 2, 256, 128), experts.Case(8, 12, 4, 128, 128, shared=256),
+    experts.Case(40, 12, 2, 128, 256, choose="gaps", blocks=2), experts.Case(64, 12, 4, 256, 128, shared=128, choose="few"),
+    experts.Case(0, 12, 2, 128, 128, shared=128), experts.Case(5, 12, 4, 128, 128, choose="none"),
+    experts.Case(33, 12, 2, 128, 128, choose="one"),
+]  # fmt: skip
+ODD_LAYERS = [experts.Case(9, 6, 3, 96, 160, shared=32, scaled=False), experts.Case(20, 6, 2, 160, 96, choose="gaps")]
+MANY_LAYERS = [*LAYERS, experts.Case(200, 12, 2, 128, 128, shared=128), experts.Case(130, 4, 1, 256, 384, choose="one")]
+KINDS = ("fp16", "int8", "int4", "fp8")
+MANY_LIMIT = 1e-3  # half rows of 11 bits, three times, and weights of groups rounded to as many
 LARGE = [
     linear.Case(5120, 2048, 1, bias=True, blocks=320), linear.Case(5120, 2048, 64, blocks=132),
     linear.Case(2048, 4096, 32, residual=True, blocks=64), linear.Case(2048, 4096, 8, residual=True, blocks=128),
@@ -37,10 +57,17 @@ class Run(linear.Run):
     def run(self, machine: harness.Machine, *, many: bool, kind: str = "") -> None:
         if self.weights.dtype != np.uint8:  # drawn once
             rng = np.random.default_rng(zlib.crc32(repr((self.case, self.format)).encode()))
-            self.weights, self.w = quantised.random_matrix(
-                rng, (self.case.rows, self.case.cols), self.format, 0.05
-            )
+            self.weights, self.w = quantised.random_matrix(rng, (self.case.rows, self.case.cols), self.format, 0.05)
         super().run(machine, many=many, kind=kind)
+
+    def _launch_many(self, machine: harness.Machine, common: dict[str, Any]) -> None:
+        case, put = self.case, machine.put
+        args = kernel_abi.struct("clb_matmul_many_args")(
+            input=put(harness.half_rows(self.x * self.norm if case.norm else self.x)),
+            sumsq=put(harness.half_sums(self.x)) if case.norm else 0, next_input=self.next_input.address,
+            next_sumsq=self.next_sumsq.address, format=self.format.word, **common,
+        )  # fmt: skip
+        machine.run(f"clb_linear_many_{self.format.kind}", args, **harness.many_launch(machine, case.blocks or 7))
 
     def _launch_few(self, machine: harness.Machine, common: dict[str, Any], kind: str) -> None:
         case, put = self.case, machine.put
@@ -103,3 +130,60 @@ def test_a_row_does_not_depend_on_its_neighbours(machine: harness.Machine, name:
         alone.x, alone.old, alone.taken = whole.x[first : first + 1], whole.old[:1], np.arange(1)
         alone.run(machine, many=False)
         assert alone.output[0].tobytes() == whole.output[first].tobytes()
+
+
+@pytest.mark.parametrize("format_", quantised.FORMATS, ids=str)
+@pytest.mark.parametrize("case", MANY, ids=str)
+def test_many_rows_equal_float64(machine: harness.Machine, case: linear.Case, format_: quantised.Format) -> None:
+    """The form of prompts."""
+    if not takes(case, format_):
+        pytest.skip("a group must divide the columns")
+    linear.check(Run(machine, case, format_, many=True))
+
+
+@pytest.mark.parametrize("format_", quantised.FORMATS, ids=str)
+@pytest.mark.parametrize("case", LARGE_MANY, ids=str)
+def test_many_rows_of_model_shapes(gpu_machine: harness.OnGpu, case: linear.Case, format_: quantised.Format) -> None:
+    """Shapes of Qwen3-30B, on the GPU only."""
+    if not takes(case, format_):
+        pytest.skip("a group must divide the columns")
+    linear.check(Run(gpu_machine, case, format_, many=True))
+    gpu_machine.reset()
+
+
+# ------------------------------------------------------------------------ experts
+
+
+class Layer(experts.Layer):
+    """A layer of test_experts whose experts have formats in turn, the shared one the last of them."""
+
+    def __init__(self, case: experts.Case, formats: tuple[quantised.Format, ...]) -> None:
+        super().__init__(case, "fp16")
+        rng = np.random.default_rng(zlib.crc32(repr((case, formats)).encode()))
+        drawn = [self._quantised(rng, case.width, formats[e % len(formats)]) for e in range(min(case.experts, 11))]
+        self.experts = [drawn[e % 11] for e in range(case.experts)]
+        self.shared = self._quantised(rng, case.shared, formats[-1]) if case.shared else None
+
+    def _quantised(self, rng: np.random.Generator, width: int, format_: quantised.Format) -> list[tuple[Any, Any]]:
+        hidden = self.case.hidden
+        shapes = ((width, hidden), (width, hidden), (hidden, width))
+        made = [quantised.random_matrix(rng, shape, format_, 0.2) for shape in shapes]
+        self.formats[id(made)] = format_.word | format_.word << 32
+        return made
+
+
+@pytest.mark.parametrize("format_", quantised.FORMATS, ids=str)
+@pytest.mark.parametrize("case", [*MANY_LAYERS, *ODD_LAYERS], ids=str)
+def test_experts_of_many_rows_equal_float64(
+    machine: harness.Machine, case: experts.Case, format_: quantised.Format
+) -> None:
+    """Layers of one format, in the form of prompts."""
+    if case.hidden % format_.step or case.width % format_.step or case.shared % format_.step:
+        pytest.skip("a group must divide the columns")
+    experts.run_many(machine, Layer(case, (format_,)), half=case.tokens != 65, kinds=(format_.kind,), limit=MANY_LIMIT)
+
+
+@pytest.mark.parametrize("case", MANY_LAYERS, ids=str)
+def test_mixed_experts_of_many_rows_equal_float64(machine: harness.Machine, case: experts.Case) -> None:
+    """Eleven formats in one layer, each in the nodes of its kind."""
+    experts.run_many(machine, Layer(case, (quantised.HALF, *quantised.FORMATS)), kinds=KINDS, limit=MANY_LIMIT)
