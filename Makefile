@@ -83,7 +83,11 @@ CASES ?= 20000
 fuzz-http: $(VENV)/.dev $(VENV)/.installed  ## a daemon against requests made from its own description: make fuzz-http CASES=20000
 	$(BIN)/python tests/schema_trial.py --cases $(CASES)
 
-.PHONY: faults
+.PHONY: faults soak
+REQUESTS ?= 100000
+soak: $(VENV)/.dev $(VENV)/.installed  ## mixed requests, and nothing may grow or change: make soak REQUESTS=100000 ARGS='--plot docs/soak.png'
+	$(BIN)/python bench/soak.py --device cpu --requests $(REQUESTS) $(ARGS)
+
 faults: $(VENV)/.dev $(VENV)/.installed  ## every row of the faults table, with exact figures (idle machine, under 8 minutes): make faults ARGS=--quick
 	PYTHONPATH=tests $(BIN)/python bench/faults.py $(ARGS)
 

@@ -67,8 +67,9 @@ def engine_killed(folder: Path, kills: int) -> Iterator[Figure]:
                 rest = stream.read()
                 errors.append(time.perf_counter() - killed)
                 require(b'"error"' in rest and b"[DONE]" not in rest, f"the stream ended with {rest[-200:]!r}")
-                unready.append(wait_for(lambda at=killed: poller.first(503, at), "/readyz 503", daemon))
-                again.append(wait_for(lambda at=killed: poller.first(200, at), "/readyz 200", daemon))
+                gone, back = out_and_back(poller, killed, daemon)
+                unready.append(gone)
+                again.append(back)
             noticed.append(_logged_after(daemon.wait_event("engine_died", number + 1)["time"], wall))
             require(daemon.text() == expected, "another answer than before the kill")
         daemon.wait_idle()
@@ -85,6 +86,13 @@ def engine_killed(folder: Path, kills: int) -> Iterator[Figure]:
         yield count("files left in /dev/shm", len(shared_memory_files() - before[3]))
         daemon.signal(signal.SIGTERM)
         require(daemon.wait() == 0, "the daemon did not end with 0")
+
+
+def out_and_back(poller: Poller, since: float, daemon: Victim) -> tuple[float, float]:
+    """Seconds from `since` until /readyz was 503, and until it was 200 again."""
+    gone = wait_for(lambda: poller.first(503, since), "/readyz 503", daemon)
+    back = wait_for(lambda: poller.first(200, since + gone), "/readyz 200", daemon)
+    return gone, gone + back
 
 
 def _logged_after(stamp: str, wall: float) -> float:
@@ -128,8 +136,9 @@ def engine_stalled(folder: Path, stops: int) -> Iterator[Figure]:
                 (pid,) = daemon.engine_pids()
                 stopped = time.perf_counter()
                 os.kill(pid, signal.SIGSTOP)
-                found.append(wait_for(lambda at=stopped: poller.first(503, at), "/readyz 503", daemon) - timeout)
-                again.append(wait_for(lambda at=stopped: poller.first(200, at), "/readyz 200", daemon) - timeout)
+                gone, back = out_and_back(poller, stopped, daemon)
+                found.append(gone - timeout)
+                again.append(back - timeout)
             require([status for _, status in alive.changes] == [200], "/livez was not always 200")
         yield took("stall found, beyond engine.stall_timeout_s", found, 1.0)
         yield took("ready again, beyond engine.stall_timeout_s", again, 3.0)

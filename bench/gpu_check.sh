@@ -104,7 +104,7 @@ engine prompts qwen3-30b-a3b --slots 1 --prompt-tokens 128,512,2048,16384 --repe
 "$python" bench/gpu_report.py report "$out" >/dev/null
 step serve 60 "$python" bench/serve_bench.py --seconds 3 --json "$out/serve.json"
 "$python" bench/gpu_report.py report "$out" >/dev/null
-step soak 75 "$python" bench/soak.py --device cuda --requests 20000 --connections 48 --seconds 60 --json "$out/soak.json"
+step soak 75 "$python" bench/soak.py --device cuda --requests 20000 --connections 48 --seconds 60 --memory-slack 0 --json "$out/soak.json"
 "$python" bench/gpu_report.py report "$out" >/dev/null
 step second-turn 30 "$python" bench/second_turn.py --device cuda --shape qwen3-30b-a3b --repeat 5
 engine mixtral-8x7b mixtral-8x7b --slots 1,8,32 --prompt-tokens 480 --repeat 1 --steps 16

@@ -3,6 +3,7 @@
     with Served(["--device", "cuda", "MODEL"]) as daemon:
         daemon.url, daemon.ready_ms, daemon.cpu_seconds(), daemon.resident_kib(), daemon.device_free()
     daemon.totals             what the engine counted, once the daemon has ended
+    daemon.drained            what the daemon held then
 
 It must end with exit code 0, and no log line may be above `warning`.
 """
@@ -37,6 +38,7 @@ class Served:
         self._log = Path(self._folder.name) / "stderr"
         self._gpu = _Gpu() if device == "cuda" else None
         self.totals: dict[str, Any] = {}
+        self.drained: dict[str, Any] = {}
         command = [sys.executable, "-m", "colibrid.cli", "serve", "--port", "0", "--device", device]
         began = time.perf_counter()
         with self._out.open("wb") as out, self._log.open("wb") as log:
@@ -88,6 +90,15 @@ class Served:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def private_kib(self) -> tuple[int, int]:
+        """Memory that only the daemon has, and that only its engine has."""
+        (engine,) = (event["pid"] for event in self.events() if event["event"] == "engine_ready")
+        return _private_kib(self.process.pid), _private_kib(engine)
+
+    def descriptors(self) -> int:
+        """That the daemon has open."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
     def resident_kib(self) -> int:
         """Memory of daemon and engine."""
         pids = [self.process.pid, *_children(self.process.pid)]
@@ -113,6 +124,7 @@ class Served:
         code = self.process.wait(STOP_S)
         events = self.events()
         self.totals = next((event for event in events if event["event"] == "engine_totals"), {})
+        self.drained = next((event for event in events if event["event"] == "drained"), {})
         loud = [event for event in events if event.get("level") in ("error", "critical")]
         if code != 0 or loud or not self.totals:
             raise ServedError(f"the daemon ended with {code}, errors: {loud[:3]}")
@@ -139,6 +151,11 @@ class _Gpu:
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _private_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 def _resident_kib(pid: int) -> int:

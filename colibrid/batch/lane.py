@@ -116,6 +116,14 @@ class Lane:
         found = self.scheduler.placer.holdings.match(scope, array("i", request.prompt_ids).tobytes())
         return 0 if found is None else found.tokens
 
+    def held_bytes(self, page_bytes: int) -> int:
+        """What the engine's KV memory has given to runs that outlive their requests; in whole pages."""
+        memory = self.scheduler.info.memory
+        if memory is None:
+            return 0
+        sizes = [holding.capacity * memory.kv_bytes_per_token for holding in self.scheduler.placer.holdings]
+        return sum(-(-size // page_bytes) * page_bytes for size in sizes)
+
     def status(self) -> EngineStatus:
         """For /health."""
         info = self.scheduler.info

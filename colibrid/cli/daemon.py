@@ -187,7 +187,9 @@ async def _drain(parts: Assembly, life: Lifecycle, timeout_s: float) -> None:
     now.cancel()
     await asyncio.gather(draining, now, return_exceptions=True)
     parts.pool.stop()
-    structlog.get_logger().info("drained", complete=complete)
+    lanes = zip(parts.pool.lanes, parts.fleet.supervisors, strict=True)
+    held = sum(lane.held_bytes(supervisor.spec.tier_kv.page_bytes) for lane, supervisor in lanes)
+    structlog.get_logger().info("drained", complete=complete, kv_bytes_held=held)  # see engine_totals: kv_bytes_used
 
 
 async def _open_http(

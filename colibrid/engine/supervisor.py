@@ -106,7 +106,7 @@ class Supervisor:
 
     def __init__(self, library: Library, spec: EngineSpec, manifest: Manifest, settings: EngineSettings) -> None:
         self._library = library
-        self._spec = spec
+        self.spec = spec
         self._shape = channel_shape(spec, manifest)
         self._weight_bytes = sum(file.bytes for file in manifest.files)
         self._settings = settings
@@ -222,7 +222,7 @@ class Supervisor:
         self._progress = -1
         self._progress_age = self._loading_age = 0.0
         try:
-            process = EngineProcess(self._library, self._spec, self._shape)
+            process = EngineProcess(self._library, self.spec, self._shape)
         except (OSError, EngineError) as error:
             self._log.error("engine_spawn_failed", error=str(error))
             why = error.strerror if isinstance(error, OSError) else error  # the rest of an OSError may be a path
@@ -409,7 +409,7 @@ class Supervisor:
 # Counters that are logged when an engine has ended, however it did.
 _TOTALS = (
     "requests_done", "requests_failed", "tokens_prefill", "tokens_decode", "steps_prefill", "steps_decode",
-    "allocations_after_open",
+    "allocations_after_open", "kv_bytes_used",
 )  # fmt: skip
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 

@@ -107,12 +107,22 @@ def _serve(sock: socket.socket) -> int:
         mailbox.attach(engine)
         try:
             status = library.c.clb_engine_run(engine)
+            unbalanced = _audit(library, engine) if status == abi.Status.OK else None
         finally:
             mailbox.attach(None)
             library.c.clb_engine_close(engine)
     if status != abi.Status.OK:
         raise EngineError(f"the engine stopped by itself ({library.status_name(status)})")
+    if unbalanced is not None:
+        raise EngineError(f"the engine was stopped with broken books: {unbalanced}; report this as a bug")
     return EXIT_STOPPED
+
+
+def _audit(library: Library, engine: ctypes.c_void_p) -> str | None:
+    """What does not add up in pools, runs and slots; None: everything does."""
+    error = abi.Error()
+    status = library.c.clb_engine_check(engine, ctypes.byref(error))
+    return None if status == abi.Status.OK else error.message.decode("utf-8", "replace")
 
 
 def _open_engine(

@@ -66,7 +66,7 @@ async def test_ready_with_the_first_engine_and_each_on_its_cpus(make: Make) -> N
     pids = [pid_of(one) for one in fleet.supervisors]
     assert len(set(pids)) == 2
     assert fleet.timings is not None
-    given = [one._spec.cpu_set for one in fleet.supervisors]
+    given = [one.spec.cpu_set for one in fleet.supervisors]
     for pid, cpus in zip(pids, given, strict=True):
         assert os.sched_getaffinity(pid) == (set(cpus) or os.sched_getaffinity(0))
     fleet.check()

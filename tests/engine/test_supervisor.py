@@ -158,8 +158,10 @@ async def test_a_fault_in_a_worker_thread_is_one_of_the_engine(make: Make, spec:
     supervisor, listener = make(msgspec.structs.replace(spec, threads=3, cpus=()))
     await supervisor.wait_ready()
     assert supervisor.readiness.restarts == 0
-    workers = workers_of(pid_of(supervisor))
-    assert len(workers) == 2
+    end = time.monotonic() + DEADLINE_S
+    while len(workers := workers_of(pid_of(supervisor))) < 2:  # threads name themselves when they first run
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
     ctypes.CDLL(None).tgkill(pid_of(supervisor), workers[-1], signal.SIGSEGV)
     await listener.wait_for(2)
     assert listener.told[1] == "lost: the engine was ended by SIGSEGV"
