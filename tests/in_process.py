@@ -16,6 +16,8 @@ from colibrid.engine.channel import Command, DaemonChannel, EngineChannel, Event
 from colibrid.engine.configure import EngineSetup
 from colibrid.engine.library import KernelModules, Library
 from colibrid.engine.spec import channel_shape, make_spec
+from colibrid.engine.tables import ExpertTables
+from colibrid.model.expert_file import open_expert
 from colibrid.model.pack import open_pack
 
 if TYPE_CHECKING:
@@ -28,6 +30,14 @@ TURNS = 100_000  # no test needs more; a hang is a failure
 def crc32c(data: bytes | memoryview) -> int:
     """The engine's own checksum, as convert takes it."""
     return int(Library().c.clb_crc32c(0, bytes(data), len(data)))
+
+
+class EngineRefusalError(Exception):
+    """What C said to a swap."""
+
+    def __init__(self, status: abi.Status, message: str) -> None:
+        super().__init__(f"{status.name}: {message}")
+        self.status = status
 
 
 class Answer(msgspec.Struct):
@@ -104,7 +114,7 @@ class InProcessEngine:
         self._engine, error = ctypes.c_void_p(), abi.Error()
         with ExitStack() as opening:
             modules = opening.enter_context(KernelModules())
-            setup.use_modules(modules.names, modules.paths)
+            setup.use_modules(modules)
             setup.config.channel_base = mapping.base
             setup.config.channel_bytes = mapping.size
             if not dummy:
@@ -170,11 +180,46 @@ class InProcessEngine:
                     del owner[event.slot]
         raise AssertionError(f"requests {sorted(owner.values())} did not end within {TURNS} turns")
 
-    def start(self, slot: int, request: SlotRequest) -> int:
-        """Open a free slot for one request. Returns the generation that it got."""
+    def replace(self, layer: int, expert: int, file: Path | None, module: int = 0, turns: int = 4) -> list[Event]:
+        """Put the expert of a file in the place of another, before the next of `turns` turns. Returns what happened in them.
+
+        module: 1 + index of the kernel module. On a device the old expert stays until the next step is seen, which takes
+        several turns; the CPU needs one. EngineRefusalError if C refuses.
+        """
+        desc = abi.SwapDesc(
+            abi_version=abi.ABI_VERSION,
+            struct_bytes=ctypes.sizeof(abi.SwapDesc),
+            layer=layer,
+            expert=expert,
+            fd=-1,
+            module=module,
+        )
+        error, report = abi.Error(), abi.SwapReport()
+        with ExitStack() as stack:
+            if file is not None:
+                opened = open_expert(str(file), [str(file.parent)], crc32c)
+                stack.callback(os.close, opened.fd)
+                tables = ExpertTables(opened.file, layer, expert)
+                desc.fd, desc.file, desc.sections = opened.fd, ctypes.pointer(tables.file), tables.sections
+            status = self._library.c.clb_engine_swap_stage(self._engine, ctypes.byref(desc), ctypes.byref(error))
+        if status != abi.Status.OK:
+            raise EngineRefusalError(abi.Status(status), error.message.decode())
+        self._require(self._library.c.clb_engine_swap_post(self._engine, self.stats().weights_generation + 1))
+        events: list[Event] = []
+        for _ in range(turns):
+            self.turn()
+            events += self.channel.pop()
+        self._require(
+            self._library.c.clb_engine_swap_wait(self._engine, 0, ctypes.byref(report), ctypes.byref(error)),
+            error.message.decode(),
+        )
+        return events
+
+    def start(self, slot: int, request: SlotRequest, asked: int | None = None) -> int:
+        """Open a free slot for one request. Returns the generation that it got. asked: compute only so much for now."""
         self._generation += 1
         self.channel.write_request(slot, msgspec.structs.replace(request, generation=self._generation))
-        count = len(request.prompt_ids)
+        count = len(request.prompt_ids) if asked is None else asked
         pushed = self.channel.push(
             [
                 Command(abi.CommandKind.OPEN, slot, self._generation),
@@ -224,7 +269,7 @@ class InProcessEngine:
 
 
 def _released(event: Any) -> bool:
-    if event.kind in (abi.EventKind.OPENED, abi.EventKind.WAITING):
+    if event.kind in (abi.EventKind.OPENED, abi.EventKind.WAITING, abi.EventKind.SWITCHED):
         return False
     return event.kind != abi.EventKind.TOKEN or event.flags != 0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from colibrid.batch.request import ExpertUsage, FinishReason, GenerateResult, TokenRecord
+from colibrid.batch.request import ExpertUsage, FinishReason, GenerateResult, Switch, TokenRecord
 from colibrid.batch.slots import Slot, SlotState
 from colibrid.batch.translate import fault, token_record
 from colibrid.engine import abi
@@ -70,6 +70,9 @@ class FanOut:
         """Hand on all events that have arrived."""
         touched: dict[int, LiveGeneration] = {}
         for event in session.channel.pop():
+            if event.slot == abi.NO_SLOT:
+                self._placer.forget()  # experts were replaced: what is held was computed by those before
+                continue
             slot = self._placer.slots.find(event.slot, event.generation)
             if slot is None or slot.state is SlotState.RESERVED:
                 self._log.warning("stale_event", kind=event.kind, slot=event.slot, generation=event.generation)
@@ -96,6 +99,8 @@ class FanOut:
                     self._on_token(channel, slot, generation, event)
                 if event.flags:
                     self._on_end(channel, slot, generation, event)
+            case abi.EventKind.SWITCHED:
+                generation.switches.append(Switch(event.record, event.position))
             case abi.EventKind.FINISHED:
                 self._on_prompt(channel, slot, generation)
                 self._on_end(channel, slot, generation, event)
@@ -167,6 +172,8 @@ class FanOut:
                 usage.trimmed,
                 usage.dropped,
                 self._info.batch_dependent,
+                usage.weights_generation,
+                tuple(generation.switches),
             ),
             pooled=None if request.pooling is None else channel.pooled(slot),
             queue_ms=(clock.placed - clock.submitted) * 1000,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from colibrid.batch.queue import Group
-    from colibrid.batch.request import GenerateRequest, GenerateResult, TokenRecord
+    from colibrid.batch.request import GenerateRequest, GenerateResult, Switch, TokenRecord
     from colibrid.errors import RequestError
 
 
@@ -71,6 +71,7 @@ class LiveGeneration:
         self.tokens = array("i")  # that have arrived
         self.consumed = 0  # records that the consumer has taken
         self.advanced = 0  # records that the engine knows as read
+        self.switches: list[Switch] = []  # experts that were replaced since its first position
         self.early_masks: dict[int, bytes] = {}  # submitted before it had a slot, by output position
         self._masks = 0  # submitted
         self._owner = owner

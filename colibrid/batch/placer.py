@@ -175,6 +175,8 @@ class Placer:
         run, lead = slot.memory.run, slot.owner
         assert lead is not None, "a slot that is not free has an owner"
         self.holdings.publish(run)
+        if self.holdings[run].released:  # forgotten while it was computed
+            self._releases.append(run)
         self._drop_covered(run)
         for other in self.slots.among(SlotState.RESERVED):
             if other.memory.run == run:
@@ -206,6 +208,16 @@ class Placer:
             self.holdings.grow(run, output.tobytes())
         self._free(slot)
         self._make_room()
+
+    def forget(self) -> None:
+        """Nobody may take over what has been computed so far; who uses it goes on."""
+        for holding in list(self.holdings):
+            if not holding.users:
+                self._drop(holding.run)
+            elif not holding.released:
+                holding.released = True
+                if holding.tokens:
+                    self._releases.append(holding.run)
 
     def lost(self) -> list[LiveGeneration]:
         """The engine is gone, with all that it held. Returns who was served."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from colibrid.batch.request import GenerateRequest
     from colibrid.batch.scheduler import Engine, Scheduler
     from colibrid.engine.state import EngineStatus, Readiness
+    from colibrid.engine.swaps import ExpertSwaps
 
 MUCH = 4  # a lane is much busier when it has more than 1 / MUCH of its slots to do beyond the least loaded one
 
@@ -37,8 +38,16 @@ MUCH = 4  # a lane is much busier when it has more than 1 / MUCH of its slots to
 class EnginePool:
     """See the module's docstring."""
 
-    def __init__(self, engines: Sequence[Engine], scheduler_of: Callable[[Engine, int], Scheduler]) -> None:
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        scheduler_of: Callable[[Engine, int], Scheduler],
+        swaps: ExpertSwaps | None = None,
+    ) -> None:
         """scheduler_of: makes the scheduler of an engine, which has that number."""
+        self.swaps = swaps  # of the engines' experts
+        if swaps is not None:
+            swaps.when_changed(self._weights_changed)
         assert engines, "a service has an engine"
         self.lanes: tuple[Lane, ...] = ()
         self.lanes = tuple(Lane(engine, index, self, scheduler_of) for index, engine in enumerate(engines))
@@ -105,6 +114,10 @@ class EnginePool:
         """As Scheduler.stop, of all."""
         for lane in self.lanes:
             lane.scheduler.stop()
+
+    def _weights_changed(self, weights: str) -> None:
+        for lane in self.lanes:
+            lane.scheduler.weights_changed(weights)
 
     # ---------------------------------------------------------------- choice
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -58,6 +58,13 @@ class TokenRecord(msgspec.Struct, frozen=True):
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first
 
 
+class Switch(NamedTuple):
+    """An expert was replaced while a request was served."""
+
+    weights_generation: int  # that began
+    position: int  # positions below this one, of prompt and output, were computed by the experts before
+
+
 class ExpertUsage(msgspec.Struct, frozen=True):
     """What the experts did for one request (`usage.experts`)."""
 
@@ -66,6 +73,8 @@ class ExpertUsage(msgspec.Struct, frozen=True):
     trimmed: int
     dropped: int
     batch_dependent: bool = False  # experts.max_tokens_per_expert is on
+    weights_generation: int = 0  # that the first position was computed with
+    switches: tuple[Switch, ...] = ()
 
 
 class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -90,6 +91,8 @@ class Scheduler:
         """layer_experts: the most experts per token in each layer, 0 in dense layers."""
         self._engine = engine
         self._info = info
+        self._fingerprint = info.fingerprint  # with the pack's own experts
+        self._weights = ""
         self._batch = batch
         self._limits = limits
         self._experts = experts
@@ -154,8 +157,17 @@ class Scheduler:
     ) -> None:
         """Take changed settings over: they count for requests that come from now on."""
         self._batch, self._limits, self._experts = batch, limits, experts
-        self._info = msgspec.structs.replace(self._info, fingerprint=fingerprint)
+        self._fingerprint = fingerprint
+        self.weights_changed(self._weights)
         self._deadline.set_timeout(limits.queue_timeout_s)
+
+    def weights_changed(self, weights: str) -> None:
+        """Experts were replaced: `weights` tells the present ones from others, and is empty for those of the pack."""
+        self._weights = weights
+        fingerprint = self._fingerprint
+        if weights:
+            fingerprint = f"fp_{hashlib.sha256(f'{fingerprint} {weights}'.encode()).hexdigest()[:12]}"
+        self._info = msgspec.structs.replace(self._info, fingerprint=fingerprint)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

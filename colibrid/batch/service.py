@@ -27,6 +27,7 @@ from colibrid.engine.fleet import Fleet
 from colibrid.engine.replicas import make_specs
 from colibrid.engine.spec import device_name, most_experts
 from colibrid.engine.supervisor import Supervisor
+from colibrid.engine.swaps import ExpertSwaps
 from colibrid.engine.tables import experts_per_token
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ def make_service(library: Library, settings: Settings, pack_dir: str, manifest: 
             experts=settings.experts,
         )
 
-    return fleet, EnginePool(fleet.supervisors, scheduler_of)
+    swaps = ExpertSwaps(fleet.supervisors, library, manifest, settings.experts)
+    for supervisor in fleet.supervisors:
+        supervisor.prepare_with(swaps.bring_up)
+    return fleet, EnginePool(fleet.supervisors, scheduler_of, swaps)
 
 
 def prepare_settings(pool: EnginePool, settings: Settings, pack_dir: str, manifest: Manifest) -> Callable[[], None]:
@@ -66,6 +70,8 @@ def prepare_settings(pool: EnginePool, settings: Settings, pack_dir: str, manife
     prints = [_fingerprint(spec, manifest, settings.experts) for spec in specs]
 
     def follow() -> None:
+        if pool.swaps is not None:
+            pool.swaps.follow(settings.experts)
         for lane, fingerprint in zip(pool.lanes, prints, strict=True):
             lane.scheduler.follow(
                 batch=settings.batch, limits=limits, experts=settings.experts, fingerprint=fingerprint

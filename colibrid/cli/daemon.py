@@ -198,6 +198,7 @@ async def _open_http(
     """Load the HTTP side and begin to answer on `listening`."""
     # Imported here: they take longest, and meanwhile the engine process loads.
     from colibrid.http.admin import create_admin  # noqa: PLC0415
+    from colibrid.http.admin_state import AdminState  # noqa: PLC0415
     from colibrid.http.runner import run_application  # noqa: PLC0415
     from colibrid.http.server import start_server  # noqa: PLC0415
     from colibrid.http.state import AppState, load_text  # noqa: PLC0415
@@ -225,7 +226,9 @@ async def _open_http(
     reloader.subscribe(renew)
     await start_server(state, listening.public, stack, None if tls is None else tls.listening)
     if listening.admin is not None:
-        await run_application(create_admin(state), [listening.admin], stack)
+        assert parts.pool.swaps is not None, "make_service gives it"
+        admin = AdminState(swaps=parts.pool.swaps)
+        await run_application(create_admin(state, admin), [listening.admin], stack)
 
 
 def _keep_waiting(notifier: Notifier) -> Progress:

@@ -189,7 +189,7 @@ class EngineBench:
         self._engine, error = ctypes.c_void_p(), abi.Error()
         with ExitStack() as opening:
             modules = opening.enter_context(KernelModules())
-            setup.use_modules(modules.names, modules.paths)
+            setup.use_modules(modules)
             setup.config.channel_base = mapping.base
             setup.config.channel_bytes = mapping.size
             if spec.weights == "files":

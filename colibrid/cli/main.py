@@ -30,6 +30,7 @@ _VERBS = {
     "serve": ("colibrid.cli.serve", "Serve a model over the OpenAI API."),
     "complete": ("colibrid.cli.complete", "Continue a prompt once, without a server."),
     "convert": ("colibrid.cli.convert", "Make a pack from a Hugging Face checkpoint."),
+    "experts": ("colibrid.cli.experts", "Look at and replace a running daemon's experts."),
     "inspect": ("colibrid.cli.inspect", "Show what a model is and what it needs."),
     "keys": ("colibrid.cli.keys", "Add, list and revoke the keys that clients must send."),
     "config": ("colibrid.cli.config", "Check, show and describe configurations."),

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,8 @@ Device = Literal["auto", "cpu", "cuda"]
 HugePages = Literal["off", "try", "require"]
 Names = Annotated[list[Annotated[str, Meta(min_length=1, max_length=255)]], Meta(max_length=64)]
 ModelName = Annotated[str, Meta(max_length=256)]
+Folder = Annotated[str, Meta(pattern="^/", max_length=4096)]
+ModuleName = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -357,16 +359,40 @@ class ExpertsSettings(Section, frozen=True, kw_only=True):
     swap_slots: Annotated[
         int,
         Meta(ge=0, le=64),
-        Restart(
-            "blocks of the largest expert kept free, to replace experts while serving, which is to come: until then they "
-            "only take memory"
-        ),
+        Restart("blocks of the largest expert kept free, to replace experts while serving (docs/HOT_SWAP.md)"),
     ] = 0
+    swap_folders: Annotated[
+        tuple[Folder, ...],
+        Meta(max_length=64),
+        Live("absolute paths of folders: only files below them may replace experts; []: none"),
+    ] = ()
     generate: Annotated[TaskExpertsSettings, About("for requests that generate text")] = TaskExpertsSettings()
     score: Annotated[TaskExpertsSettings, About("for requests that only read the prompt (max_tokens: 0)")] = (
         TaskExpertsSettings()
     )
     embed: Annotated[TaskExpertsSettings, About("for /v1/embeddings")] = TaskExpertsSettings()
+
+
+class KernelModuleSettings(Section, frozen=True, kw_only=True):
+    """A shared object with kernels of its own for experts."""
+
+    file: Annotated[str, Meta(min_length=1, max_length=4096), About("its absolute path, below one of modules.folders")]
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$"), About("of the file; another one is not loaded")]
+
+
+class ModulesSettings(Section, frozen=True, kw_only=True):
+    """Kernel modules that do not come with the package (docs/HOT_SWAP.md)."""
+
+    folders: Annotated[
+        tuple[Folder, ...],
+        Meta(max_length=64),
+        Restart("absolute paths of folders: modules are loaded from below them only; []: none"),
+    ] = ()
+    load: Annotated[
+        dict[ModuleName, KernelModuleSettings],
+        Meta(max_length=8),
+        Restart("by name, for experts on the CPU; they compute those experts only for which they are named"),
+    ] = field(default_factory=dict)
 
 
 class EmbeddingsSettings(Section, frozen=True, kw_only=True):
@@ -439,6 +465,7 @@ class Settings(Section, frozen=True, kw_only=True):
     engine: EngineSettings = EngineSettings()
     batch: BatchSettings = BatchSettings()
     experts: ExpertsSettings = ExpertsSettings()
+    modules: ModulesSettings = ModulesSettings()
     embeddings: EmbeddingsSettings = EmbeddingsSettings()
     memory: MemorySettings = MemorySettings()
     kv: KvSettings = KvSettings()

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 ABI_VERSION = 3
 MAX_SLOTS = 64
+NO_SLOT = 0xFFFFFFFF
 MAX_TOP_LOGPROBS = 20
 MAX_BIAS = 1024
 MAX_STOP_IDS = 64
@@ -103,6 +104,7 @@ class EventKind(IntEnum):
     CLOSED = 4
     FAILED = 5
     WAITING = 6
+    SWITCHED = 7
 
 
 class Finish(IntFlag):
@@ -280,6 +282,7 @@ class Stats(ctypes.Structure):
             "loaded_bytes",
             "requests_done",
             "requests_failed",
+            "weights_generation",
         )
     ]
 
@@ -386,6 +389,7 @@ class Result(ctypes.Structure):
         ("dropped", c_uint64),
         ("prompt_records", c_uint32),
         ("cached_tokens", c_uint32),
+        ("weights_generation", c_uint64),
     ]
 
 
@@ -394,7 +398,7 @@ class TierConfig(ctypes.Structure):
 
 
 class ModuleRef(ctypes.Structure):
-    _fields_: ClassVar = [("name", c_char_p), ("path", c_char_p)]
+    _fields_: ClassVar = [("name", c_char_p), ("path", c_char_p), ("by_name", c_uint32), ("reserved", c_uint32)]
 
 
 class DeviceKernel(ctypes.Structure):
@@ -472,6 +476,23 @@ class MemoryPlan(ctypes.Structure):
     ]
 
 
+class SwapDesc(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("abi_version", c_uint32),
+        ("struct_bytes", c_uint32),
+        ("layer", c_uint32),
+        ("expert", c_uint32),
+        ("fd", c_int32),
+        ("module", c_uint32),
+        ("file", POINTER(FileDesc)),
+        ("sections", POINTER(SectionDesc)),
+    ]
+
+
+class SwapReport(ctypes.Structure):
+    _fields_: ClassVar = [("weights_generation", c_uint64), ("streams", c_uint32), ("free_blocks", c_uint32)]
+
+
 # name -> (result type, argument types); plain addresses (c_void_p) where the caller holds an address.
 PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "clb_channel_plan": (c_int32, (POINTER(ChannelConfig), POINTER(ChannelLayout))),
@@ -492,6 +513,10 @@ PROTOTYPES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "clb_engine_count_experts": (c_int32, (c_void_p,)),
     "clb_engine_check": (c_int32, (c_void_p, POINTER(Error))),
     "clb_engine_close": (None, (c_void_p,)),
+    "clb_engine_swap_stage": (c_int32, (c_void_p, POINTER(SwapDesc), POINTER(Error))),
+    "clb_engine_swap_post": (c_int32, (c_void_p, c_uint64)),
+    "clb_engine_swap_wait": (c_int32, (c_void_p, c_uint32, POINTER(SwapReport), POINTER(Error))),
+    "clb_engine_swap_cancel": (None, (c_void_p,)),
     "clb_kernels_abi": (c_uint32, ()),
     "clb_crc32c": (c_uint32, (c_uint32, c_void_p, c_size_t)),
 }

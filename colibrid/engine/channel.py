@@ -74,6 +74,7 @@ class SlotUsage(NamedTuple):
     dropped: int
     prompt_records: int
     cached_tokens: int
+    weights_generation: int = 0  # that the first position was computed with
 
 
 class SlotRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,7 +277,12 @@ class DaemonChannel:
         offset = self._result_offset(slot)
         result = abi.Result.from_buffer_copy(self._map.bytes[offset : offset + ctypes.sizeof(abi.Result)])
         return SlotUsage(
-            result.assignments, result.trimmed, result.dropped, result.prompt_records, result.cached_tokens
+            result.assignments,
+            result.trimmed,
+            result.dropped,
+            result.prompt_records,
+            result.cached_tokens,
+            result.weights_generation,
         )
 
     def expert_counts(self, slot: int) -> memoryview[int]:

@@ -14,9 +14,7 @@ from colibrid.engine.tables import ModelTables
 from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from colibrid.engine.library import Library
+    from colibrid.engine.library import KernelModules, Library
     from colibrid.model.manifest import Manifest
 
 KV_SHARE_OF_HOST = 0.25  # of the available memory, for the CPU's KV tier when its size is auto
@@ -134,10 +132,14 @@ class EngineSetup:
         self._device = device
         self.config.device = ctypes.pointer(device)
 
-    def use_modules(self, names: Sequence[str], paths: Sequence[str]) -> None:
-        """Kernel modules that C may load; `paths` must stay valid until open has returned."""
+    def use_modules(self, modules: KernelModules) -> None:
+        """Kernel modules that C may load; they must stay open until clb_engine_open has returned."""
+        names, paths = modules.names, modules.paths
         self._modules = (abi.ModuleRef * len(names))(
-            *(abi.ModuleRef(name.encode(), path.encode()) for name, path in zip(names, paths, strict=True))
+            *(
+                abi.ModuleRef(name=name.encode(), path=path.encode(), by_name=index >= modules.built_in)
+                for index, (name, path) in enumerate(zip(names, paths, strict=True))
+            )
         )
         self.config.modules = self._modules
         self.config.module_count = len(names)

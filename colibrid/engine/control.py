@@ -20,11 +20,12 @@ from colibrid.engine.channel import ChannelShape
 from colibrid.engine.spec import EngineSpec
 from colibrid.engine.state import MemoryPlan
 from colibrid.errors import EngineError
+from colibrid.model.manifest import PackFile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 FRAME_BYTES = 64 << 10
 MAX_DESCRIPTORS = 4
 _MAGIC = b"CLBF"
@@ -48,6 +49,53 @@ class Stop(msgspec.Struct, frozen=True, tag="stop", forbid_unknown_fields=True):
 
 class Check(msgspec.Struct, frozen=True, tag="check", forbid_unknown_fields=True):
     """Daemon: verify the engine's invariants at the next step boundary."""
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True, tag="stage", forbid_unknown_fields=True):
+    """Daemon: read an expert into a swap slot. Carries its file's descriptor, unless only the kernel changes."""
+
+    id: int
+    layer: int
+    expert: int
+    file: PackFile | None  # None: the weights stay
+    module: str | None  # of EngineSpec.modules; None: the best that fits
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True, tag="commit", forbid_unknown_fields=True):
+    """Daemon: put what is staged in place, between two steps."""
+
+    id: int
+    weights_generation: int  # that it begins
+    timeout_ms: int
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel", forbid_unknown_fields=True):
+    """Daemon: forget what is staged."""
+
+    id: int
+
+
+class Staged(msgspec.Struct, frozen=True, kw_only=True, tag="staged", forbid_unknown_fields=True):
+    """Worker: the expert is read and checked, or forgotten, as it was asked."""
+
+    id: int
+
+
+class Swapped(msgspec.Struct, frozen=True, kw_only=True, tag="swapped", forbid_unknown_fields=True):
+    """Worker: the new expert serves (clb_swap_report)."""
+
+    id: int
+    weights_generation: int
+    streams: int
+    free_slots: int
+
+
+class NotSwapped(msgspec.Struct, frozen=True, kw_only=True, tag="not_swapped", forbid_unknown_fields=True):
+    """Worker: the old expert serves on, and nothing is staged."""
+
+    id: int
+    status: int  # clb_status
+    message: str
 
 
 class Opening(msgspec.Struct, frozen=True, tag="opening", forbid_unknown_fields=True):
@@ -78,7 +126,9 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, tag="log", forbid_unknown_f
     fields: dict[str, str | int | float | bool]
 
 
-Message = Open | Stop | Check | Opening | Ready | Failed | Log
+Message = Open | Stop | Check | Stage | Commit | Cancel | Staged | Swapped | NotSwapped | Opening | Ready | Failed | Log
+Question = Stage | Commit | Cancel
+Answer = Staged | Swapped | NotSwapped
 
 
 class FrameError(EngineError):

@@ -1,7 +1,8 @@
 """The only place that finds and loads the native files: libcolibri.so and the CPU kernel modules.
 
-They lie in colibrid/engine/lib/, beside modules.json, which holds the SHA-256 of each module. A module is copied
-into a sealed memfd, and the copy is hashed and loaded, so that the bytes that were checked are the bytes that run.
+They lie in colibrid/engine/lib/, beside modules.json, which holds the SHA-256 of each module; custom modules lie in the
+folders that the settings name, which hold their SHA-256. A module is copied into a sealed memfd, and the copy is hashed
+and loaded, so that the bytes that were checked are the bytes that run.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ import msgspec
 from msgspec import Meta
 
 from colibrid.engine import abi
-from colibrid.errors import EngineError
+from colibrid.errors import ConfigError, EngineError, RequestError
+from colibrid.model.below import open_below
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
+    from typing import BinaryIO
 
 LIBRARY_FOLDER = Path(__file__).parent / "lib"
 LIBRARY_NAME = "libcolibri.so"
@@ -49,6 +53,15 @@ class ModuleList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     version: Annotated[int, Meta(ge=1, le=1)]
     modules: tuple[ModuleEntry, ...]
+
+
+class CustomModule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kernel module that is not ours (settings `modules`); it computes only experts for which it is named."""
+
+    name: str
+    file: str  # an absolute path below one of `folders`
+    folders: tuple[str, ...]
+    sha256: str
 
 
 class Library:
@@ -87,8 +100,10 @@ class KernelModules:
 
     _made: ClassVar = itertools.count()  # of this process
 
-    def __init__(self, folder: Path = LIBRARY_FOLDER) -> None:
-        """InstallError if modules.json or a module is missing, or a hash differs; nothing is left open then."""
+    def __init__(self, folder: Path = LIBRARY_FOLDER, custom: Sequence[CustomModule] = ()) -> None:
+        """InstallError if modules.json or a module is missing, or a hash differs, ConfigError if a custom one is or does;
+        nothing is left open then.
+        """
         self._fds: list[int] = []
         self._detour = "./" * next(self._made)
         self.names: list[str] = []
@@ -96,6 +111,10 @@ class KernelModules:
             for entry in _read_entries(folder):
                 self._fds.append(_checked_copy(folder, entry))
                 self.names.append(entry.name)
+            self.built_in = len(self.names)  # the others are custom
+            for module in custom:
+                self._fds.append(_checked_custom(module))
+                self.names.append(module.name)
         except BaseException:
             self.close()
             raise
@@ -122,6 +141,31 @@ class KernelModules:
         self.close()
 
 
+def _checked_custom(module: CustomModule) -> int:
+    """A sealed memfd with the module's bytes, whose SHA-256 is the one in the settings."""
+    setting = f"modules.load.{module.name}"
+    try:
+        opened = open_below(module.file, module.folders, "modules.folders")
+    except RequestError as error:
+        raise ConfigError(f"{setting}.{error}") from None
+    copy = os.memfd_create(module.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.close(opened.folder)
+        with os.fdopen(opened.file, "rb") as source:
+            found = _copy_and_hash(source, copy)
+        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
+        _check_custom_hash(setting, module.sha256, found)
+    except BaseException:
+        os.close(copy)
+        raise
+    return copy
+
+
+def _check_custom_hash(setting: str, expected: str, found: str) -> None:
+    if found != expected:
+        raise ConfigError(f"{setting}.sha256 is {expected}, but the file's is {found}; do not use it")
+
+
 def _read_entries(folder: Path) -> tuple[ModuleEntry, ...]:
     try:
         text = (folder / MODULES_NAME).read_bytes()
@@ -137,7 +181,8 @@ def _checked_copy(folder: Path, entry: ModuleEntry) -> int:
     """A sealed memfd with the module's bytes, whose SHA-256 is as expected."""
     copy = os.memfd_create(entry.file, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        found = _copy_and_hash(folder / entry.file, copy)
+        with _opened(folder / entry.file) as source:
+            found = _copy_and_hash(source, copy)
         fcntl.fcntl(copy, fcntl.F_ADD_SEALS, _SEALS)
         _check_hash(entry, found)
     except BaseException:
@@ -146,15 +191,19 @@ def _checked_copy(folder: Path, entry: ModuleEntry) -> int:
     return copy
 
 
-def _copy_and_hash(path: Path, copy: int) -> str:
-    digest = hashlib.sha256()
+def _opened(path: Path) -> BinaryIO:
     try:
-        with path.open("rb") as source, os.fdopen(os.dup(copy), "wb") as target:
-            while block := source.read(_COPY_BYTES):
-                digest.update(block)
-                target.write(block)
+        return path.open("rb")
     except OSError as error:
         raise InstallError(f"kernel module {path.name} cannot be read: {_BUILD_HINT}") from error
+
+
+def _copy_and_hash(source: BinaryIO, copy: int) -> str:
+    digest = hashlib.sha256()
+    with os.fdopen(os.dup(copy), "wb") as target:
+        while block := source.read(_COPY_BYTES):
+            digest.update(block)
+            target.write(block)
     return digest.hexdigest()
 
 

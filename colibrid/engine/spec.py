@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from colibrid.config.settings import BatchSettings, ExpertsSettings, HugePages, Settings, TierSettings
+from colibrid.config.settings import (
+    BatchSettings,
+    ExpertsSettings,
+    HugePages,
+    ModulesSettings,
+    Settings,
+    TierSettings,
+)
 from colibrid.config.sizes import parse_bytes
 from colibrid.engine.channel import ChannelShape
 from colibrid.engine.host_cpus import HostCpus, host_cpus
+from colibrid.engine.library import CustomModule
 from colibrid.engine.tables import experts_per_token, max_experts
 from colibrid.errors import ConfigError
 
@@ -55,6 +63,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tier_temp: TierSpec
     swap_slots: int = 0
     kv_tokens: int = 0  # of the KV tier; 0: what tier_kv says
+    modules: tuple[CustomModule, ...] = ()
     experts_most: int = 0  # experts a token that a request may ask for beyond the model's own; 0: none
     index: int = 0  # which of the daemon's engines
     device_index: int = 0  # which GPU
@@ -105,7 +114,17 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
         tier_temp=_tier("temp", tiers.temp, 4 * _KIB),
         swap_slots=settings.experts.swap_slots,
         kv_tokens=settings.memory.kv_tokens or 0,
+        modules=_modules(settings.modules, device),
         experts_most=settings.experts.max_per_token or 0,
+    )
+
+
+def _modules(modules: ModulesSettings, device: str) -> tuple[CustomModule, ...]:
+    if modules.load and device == "cuda":
+        raise ConfigError("modules.load is for engines on the CPU; leave it out, or set engine.device: cpu")
+    return tuple(
+        CustomModule(name=name, file=module.file, folders=modules.folders, sha256=module.sha256)
+        for name, module in sorted(modules.load.items())
     )
 
 

@@ -35,6 +35,8 @@ from colibrid.engine.state import EnginePhase, MemoryPlan, Readiness, StartTimin
 from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from colibrid.config.settings import EngineSettings
     from colibrid.engine.channel import DaemonChannel
     from colibrid.engine.library import Library
@@ -91,6 +93,14 @@ class EngineListener(Protocol):
         ...
 
 
+class Preparer(Protocol):
+    """Does what a new engine needs before it serves."""
+
+    async def __call__(self, engine: Supervisor) -> None:
+        """EngineError: this engine cannot serve."""
+        ...
+
+
 class _Nobody:
     """Listens to nothing."""
 
@@ -111,6 +121,9 @@ class Supervisor:
         self._weight_bytes = sum(file.bytes for file in manifest.files)
         self._settings = settings
         self._listener: EngineListener = _Nobody()
+        self._preparer: Preparer | None = None
+        self._preparing: asyncio.Task[None] | None = None
+        self._questions: dict[int, asyncio.Future[control.Answer]] = {}
         self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger(engine=spec.index)
         self._process: EngineProcess | None = None
         self._session: EngineSession | None = None
@@ -138,6 +151,10 @@ class Supervisor:
     def attach(self, listener: EngineListener) -> None:
         """Name the one that is told about engines; before start()."""
         self._listener = listener
+
+    def prepare_with(self, preparer: Preparer) -> None:
+        """Called for each new engine, whose users hear of it when that has returned; before start()."""
+        self._preparer = preparer
 
     # ------------------------------------------------------------ for others
 
@@ -196,6 +213,29 @@ class Supervisor:
         """Have the engine verify its invariants at the next step boundary; one with a broken invariant ends itself."""
         if self._session is not None and self._process is not None:
             control.send(self._process.sock, control.Check())
+
+    async def ask(self, message: control.Question, fds: Sequence[int] = ()) -> control.Answer:
+        """Send a question about experts to the engine, which has opened, and wait for its answer.
+
+        EngineError if it ends before it answers. A caller that is cancelled misses the answer.
+        """
+        process = self._process
+        if process is None:
+            raise EngineError("there is no engine")
+        answer: asyncio.Future[control.Answer] = asyncio.get_running_loop().create_future()
+        self._questions[message.id] = answer
+        try:
+            control.send(process.sock, message, fds)
+            return await answer
+        except OSError as error:
+            raise EngineError(f"the engine cannot be asked: {error.strerror}") from error
+        finally:
+            self._questions.pop(message.id, None)
+
+    def end(self, reason: str) -> None:
+        """Kill an engine that cannot do what it must; another one is started."""
+        if self._process is not None:
+            self._kill(self._process, reason)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """End the engine; kill it if it does not end within `grace_s`. May be called at any time, also twice."""
@@ -259,12 +299,32 @@ class Supervisor:
                 self._on_ready(process, message)
             case control.Failed():
                 self._reported = message
+            case control.Staged() | control.Swapped() | control.NotSwapped():
+                question = self._questions.get(message.id)
+                if question is not None and not question.done():
+                    question.set_result(message)
             case control.Log():
                 self._log.log(_LEVELS[message.level], message.event, **message.fields)
             case _:
                 self._log.warning("engine_unexpected_frame", frame=type(message).__name__)
 
     def _on_ready(self, process: EngineProcess, message: control.Ready) -> None:
+        if self._preparer is None:
+            self._serve(process, message)
+        else:
+            self._preparing = asyncio.get_running_loop().create_task(self._prepare(self._preparer, process, message))
+
+    async def _prepare(self, preparer: Preparer, process: EngineProcess, message: control.Ready) -> None:
+        try:
+            await preparer(self)
+        except EngineError as error:
+            if self._process is process:
+                self._kill(process, str(error))
+            return
+        if self._process is process and self._killed_because is None and not self._stopping:
+            self._serve(process, message)
+
+    def _serve(self, process: EngineProcess, message: control.Ready) -> None:
         now = time.monotonic()
         self.timings = StartTimings(
             process_ms=(self._opening_at - self._spawned_at) * 1000,
@@ -338,6 +398,9 @@ class Supervisor:
         if self._ticker is not None:
             self._ticker.cancel()
         reason = self._exit_reason(code)
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(EngineError(reason))
         self._leave_ready(reason)
         self._process = None
         process.release()

@@ -66,6 +66,17 @@ class ModelTables:
         )
 
 
+class ExpertTables:
+    """Owns a `clb_file_desc` and three `clb_section_desc` of one expert's file, for clb_engine_swap_stage."""
+
+    def __init__(self, file: PackFile, layer: int, expert: int) -> None:
+        self._crcs = _crc_table(file)
+        self.file = _file(file, self._crcs, is_expert=True)
+        self.sections = (abi.SectionDesc * len(file.sections))(
+            *(_section(_Row(section, layer, expert, 0)) for section in file.sections)
+        )
+
+
 def max_experts(manifest: Manifest) -> int:
     """The most routed experts of any layer; 0 without a MoE layer."""
     return max((layer.experts for layer in manifest.layers), default=0)

@@ -4,6 +4,7 @@ Reads one Open frame, opens the engine and stays in one C call until it is told 
 
     main thread      Open frame -> pack -> clb_engine_open -> Ready frame -> clb_engine_run -> clb_engine_close
     control thread   frames -> clb_engine_post; end of the stream -> exit
+    swap thread      frames about experts to replace (worker_swap.py)
 
 SIGINT, SIGTERM and SIGHUP are ignored: the daemon decides when an engine ends, and if the daemon dies, the kernel kills it.
 Exit codes: 0 told to stop, 70 the engine failed, 78 settings or model are wrong (final). Its last frame says why.
@@ -31,6 +32,7 @@ from colibrid.engine.cubins import DeviceError
 from colibrid.engine.host_memory import available_bytes
 from colibrid.engine.library import InstallError, KernelModules, Library
 from colibrid.engine.spec import device_name
+from colibrid.engine.worker_swap import SwapDesk
 from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
 from colibrid.model.pack import open_pack
 
@@ -101,15 +103,18 @@ def _serve(sock: socket.socket) -> int:
     control.send(sock, control.Opening())
     library = Library()
     mailbox = _Mailbox(library)
-    threading.Thread(target=_control_loop, args=(sock, mailbox), name="control", daemon=True).start()
+    desk = SwapDesk(library, sock)
+    threading.Thread(target=_control_loop, args=(sock, mailbox, desk), name="control", daemon=True).start()
     with ExitStack() as stack:
-        engine = _open_engine(sock, message, fds, library, stack)
+        engine, modules = _open_engine(sock, message, fds, library, stack)
         mailbox.attach(engine)
+        desk.attach(engine, modules)
         try:
             status = library.c.clb_engine_run(engine)
             unbalanced = _audit(library, engine) if status == abi.Status.OK else None
         finally:
             mailbox.attach(None)
+            desk.detach()
             library.c.clb_engine_close(engine)
     if status != abi.Status.OK:
         raise EngineError(f"the engine stopped by itself ({library.status_name(status)})")
@@ -127,8 +132,11 @@ def _audit(library: Library, engine: ctypes.c_void_p) -> str | None:
 
 def _open_engine(
     sock: socket.socket, message: control.Open, fds: list[int], library: Library, stack: ExitStack
-) -> ctypes.c_void_p:
-    """Everything from the pack's description to a Ready frame. What must outlive the engine goes to `stack`."""
+) -> tuple[ctypes.c_void_p, list[str]]:
+    """Everything from the pack's description to a Ready frame: the engine, and its modules by name.
+
+    What must outlive the engine goes to `stack`.
+    """
     spec = message.spec
     channel_fd, command_fd, event_fd = fds
     started = time.monotonic()
@@ -144,8 +152,8 @@ def _open_engine(
         _log(sock, "kv_memory_limited", kv_tokens=plan.kv_tokens, all_slots_at_full_length=wanted)
     started = time.monotonic()
     free = 0 if gpu is None else gpu.free_bytes()
-    with KernelModules() as modules:
-        setup.use_modules(modules.names, modules.paths)
+    with KernelModules(custom=spec.modules) as modules:
+        setup.use_modules(modules)
         setup.config.command_fd = command_fd
         setup.config.event_fd = event_fd
         setup.config.channel_base = channel.base
@@ -157,7 +165,7 @@ def _open_engine(
         _log(sock, "gpu_memory", beside_the_arena=free - gpu.free_bytes(), planned=plan.graphs, free=gpu.free_bytes())
     ready = control.Ready(memory=plan, device=device, pack_ms=pack_ms, open_ms=_since(started))
     control.send(sock, ready)
-    return engine
+    return engine, modules.names
 
 
 def _take_device(
@@ -197,7 +205,7 @@ def _open(library: Library, setup: EngineSetup, pack_dir: str | None) -> ctypes.
     return engine
 
 
-def _control_loop(sock: socket.socket, mailbox: _Mailbox) -> None:
+def _control_loop(sock: socket.socket, mailbox: _Mailbox, desk: SwapDesk) -> None:
     """Ends the process at the end of the stream, at a bad frame, and at Stop while there is no engine to stop."""
     while True:
         try:
@@ -207,7 +215,10 @@ def _control_loop(sock: socket.socket, mailbox: _Mailbox) -> None:
         if received is None:
             os._exit(EXIT_ENGINE)
         message, fds = received
-        for fd in fds:  # no later frame brings any
+        if isinstance(message, control.Stage | control.Commit | control.Cancel):
+            desk.put(message, fds)
+            continue
+        for fd in fds:  # no other frame brings any
             os.close(fd)
         if isinstance(message, control.Stop):
             if not mailbox.post(abi.Mail.STOP):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from colibrid.http.admin_experts import list_experts, replace_expert
+from colibrid.http.admin_state import ADMIN, AdminState
 from colibrid.http.answer import json_response
 from colibrid.http.context import context_of, open_context
 from colibrid.http.contract import as_contract, log_request
@@ -44,13 +46,23 @@ async def list_routes(_request: web.Request) -> web.Response:
 
 ADMIN_ROUTES: tuple[AdminRoute, ...] = (
     AdminRoute(method="GET", path="/admin", handler=list_routes, summary="The routes of this socket"),
+    AdminRoute(
+        method="GET", path="/admin/experts", handler=list_experts, summary="Experts that replaced those of the pack"
+    ),
+    AdminRoute(
+        method="POST",
+        path="/admin/experts/{layer}/{expert}",
+        handler=replace_expert,
+        summary="Replace one expert by that of a file, or the kernel that computes it",
+    ),
 )
 
 
-def create_admin(state: AppState) -> web.Application:
+def create_admin(state: AppState, admin: AdminState) -> web.Application:
     """The application that looks at and changes what `state` serves."""
     app = web.Application(middlewares=[_pass_through()])
     app[STATE] = state
+    app[ADMIN] = admin
     app.on_response_prepare.append(_add_headers)
     for route in ADMIN_ROUTES:
         app.router.add_route(route.method, route.path, route.handler)

@@ -29,6 +29,16 @@ class ReasoningTokens(msgspec.Struct, kw_only=True):
     reasoning_tokens: Count
 
 
+class ExpertSwitch(msgspec.Struct, kw_only=True):
+    """An expert was replaced while a sequence was computed."""
+
+    choice: Annotated[Count, Meta(description="index of the sequence")]
+    weights_generation: Annotated[Count, Meta(description="that began")]
+    position: Annotated[
+        Count, Meta(description="positions below it, of prompt and output, were computed by the experts before")
+    ]
+
+
 class ExpertsUsed(msgspec.Struct, kw_only=True):
     """`usage.experts`: what the experts did."""
 
@@ -40,6 +50,13 @@ class ExpertsUsed(msgspec.Struct, kw_only=True):
     dropped: Annotated[Count, Meta(description="assignments left out by experts.max_tokens_per_expert")]
     batch_dependent: Annotated[
         Literal[True] | UnsetType, Meta(description="experts.max_tokens_per_expert is on: neighbours change the answer")
+    ] = UNSET
+    weights_generation: Annotated[
+        Count | UnsetType,
+        Meta(description="with which the first position was computed; present once an expert was replaced"),
+    ] = UNSET
+    switches: Annotated[
+        list[ExpertSwitch] | UnsetType, Meta(description="experts that were replaced since; present with the former")
     ] = UNSET
 
 

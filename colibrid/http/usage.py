@@ -38,6 +38,11 @@ def expert_usage(experts: Sequence[ExpertUsage]) -> dict[str, Any]:
     }
     if any(entry.batch_dependent for entry in experts):
         found["batch_dependent"] = True
+    if any(entry.weights_generation or entry.switches for entry in experts):
+        found["weights_generation"] = min(entry.weights_generation for entry in experts)
+        found["switches"] = [
+            {"choice": choice, **switch._asdict()} for choice, entry in enumerate(experts) for switch in entry.switches
+        ]
     return found
 
 

@@ -26,7 +26,8 @@
  * after the slot was released); result blocks and events are written by the engine only.
  *
  * Threads: each ring has one producer and one consumer. clb_engine_post and clb_engine_stats may be
- * called from any thread while clb_engine_run runs; everything else from the owner of its object.
+ * called from any thread while clb_engine_run runs, clb_engine_swap_* from one other thread;
+ * everything else from the owner of its object.
  *
  * Lists of constants are enumerations without a type: the fields that hold one have a fixed width, the same in every
  * process and language, and a comment at the field names the list.
@@ -277,6 +278,7 @@ typedef struct clb_stats {
   uint64_t loaded_bytes; /* weight bytes read so far (percent while loading) */
   uint64_t requests_done;
   uint64_t requests_failed;
+  uint64_t weights_generation; /* 0: nothing was replaced; see clb_engine_swap_post */
 } clb_stats;
 
 typedef struct clb_channel_header {
@@ -313,8 +315,14 @@ enum {
   CLB_EVENT_FINISHED = 3, /* ended without a token (max_tokens 0); the slot is released */
   CLB_EVENT_CLOSED = 4,   /* answer to CLOSE; the slot is released */
   CLB_EVENT_FAILED = 5,   /* `status` says why; the slot is released */
-  CLB_EVENT_WAITING = 6   /* the run does not fit yet; told once, and again if a RELEASE_RUN did not help */
+  CLB_EVENT_WAITING = 6,  /* the run does not fit yet; told once, and again if a RELEASE_RUN did not help */
+  CLB_EVENT_SWITCHED = 7  /* an expert was replaced; `record` is the weights' generation since. With slot CLB_NO_SLOT:
+                             no shared run from before will be seen by a slot that opens; then for each slot that
+                             had computed some: the slot's positions, prompt and output, below `position` are from
+                             before */
 }; /* clb_event_kind */
+
+#define CLB_NO_SLOT 0xffffffffu
 
 #define CLB_FINISH_STOP 1u   /* a stop id was generated: it is in the record, not part of the text */
 #define CLB_FINISH_LENGTH 2u /* max_tokens reached */
@@ -324,7 +332,7 @@ typedef struct clb_event {
   uint32_t slot;
   uint64_t generation;
   uint64_t record;   /* index of the record since the slot's open; its place is record % result_records */
-  uint32_t position; /* output position, 0 = first generated token */
+  uint32_t position; /* output position, 0 = first generated token; with SWITCHED see there */
   int32_t token;
   uint32_t flags; /* CLB_FINISH_* */
   int32_t status; /* clb_status, with FAILED */
@@ -410,8 +418,9 @@ typedef struct clb_result {
   uint64_t assignments; /* (token, expert) pairs computed for this request, prompt and output */
   uint64_t trimmed;
   uint64_t dropped;
-  uint32_t prompt_records; /* prompt records written so far */
-  uint32_t cached_tokens;  /* prompt tokens taken from a prefix run */
+  uint32_t prompt_records;     /* prompt records written so far */
+  uint32_t cached_tokens;      /* prompt tokens taken from a prefix run */
+  uint64_t weights_generation; /* that the first position was computed with */
 } clb_result;
 
 /* Sizes and offsets for a configuration. Pure. ARGUMENT: a limit is exceeded. VERSION: struct mismatch. */
@@ -444,6 +453,8 @@ typedef struct clb_tier_config {
 typedef struct clb_module_ref {
   const char* name; /* for messages */
   const char* path; /* for dlopen */
+  uint32_t by_name; /* 1: computes nothing but experts for which it is named (clb_swap_desc.module) */
+  uint32_t reserved;
 } clb_module_ref;
 
 /* A kernel of a loaded cubin. parameter_bytes: the driver's word on the size of its one argument struct. */
@@ -487,7 +498,7 @@ typedef struct clb_engine_config {
   uint32_t threads;               /* that compute, the caller's own included: 1 .. CLB_MAX_THREADS */
   uint32_t weights;               /* clb_weights */
   uint64_t dummy_seed;
-  uint32_t swap_slots;   /* blocks of the largest expert that nothing fills yet: 0 .. CLB_MAX_SWAP_SLOTS */
+  uint32_t swap_slots;   /* blocks of the largest expert for experts that replace others: 0 .. CLB_MAX_SWAP_SLOTS */
   uint32_t experts_most; /* experts a token that a request may ask for beyond the model's own; 0 = none */
   clb_tier_config tier_weights;
   clb_tier_config tier_kv;
@@ -545,7 +556,42 @@ CLB_API int32_t clb_engine_stats(const clb_engine* engine, clb_stats* stats);
 CLB_API int32_t clb_engine_count_experts(clb_engine* engine);
 /* Conservation of pools, runs and slots. INTERNAL with a message iff one is broken. */
 CLB_API int32_t clb_engine_check(const clb_engine* engine, clb_error* error);
+/* After every clb_engine_swap_* has returned. */
 CLB_API void clb_engine_close(clb_engine* engine);
+
+/* An expert that shall replace another, or the kernel that shall compute it from now on. */
+typedef struct clb_swap_desc {
+  uint32_t abi_version;
+  uint32_t struct_bytes;
+  uint32_t layer;
+  uint32_t expert;
+  int32_t fd;      /* the expert's file, read from its start by position; -1: only the kernel changes */
+  uint32_t module; /* 1 + index of the kernel module (clb_engine_config.modules); 0: the best that fits. CPU only */
+  const clb_file_desc* file;        /* its checksums must be there */
+  const clb_section_desc* sections; /* (3): gate, up, down of this layer and expert; `file` is 0 */
+} clb_swap_desc;
+
+typedef struct clb_swap_report {
+  uint64_t weights_generation; /* that it began */
+  uint32_t streams;            /* slots that had computed positions before it and went on */
+  uint32_t free_blocks;        /* swap slots that are free now */
+} clb_swap_report;
+
+/* Reads the file into a free swap slot and checks it. Serving goes on meanwhile, by this and the next calls. The caller
+   gives all of `desc` for as long as the call lasts. After a failure nothing has changed: ARGUMENT (no such expert),
+   FORMAT, CHECKSUM, NOT_FINITE, IO, UNSUPPORTED (a format that this engine does not compute), MODULE, FULL (no free
+   slot is large enough), STATE (another swap is under way), DEVICE. */
+CLB_API int32_t clb_engine_swap_stage(clb_engine* engine, const clb_swap_desc* desc, clb_error* error);
+/* Asks the loop to switch between two steps to what is staged; that begins the weights' generation of this number,
+   larger than all before. STATE: nothing is staged. */
+CLB_API int32_t clb_engine_swap_post(clb_engine* engine, uint64_t weights_generation);
+/* Waits until it has, and no step needs the old expert, whose memory is then a free swap slot. STATE with nothing
+   changed and nothing staged iff no step boundary came within timeout_ms, or the engine ended before one; or if nothing
+   was posted. */
+CLB_API int32_t clb_engine_swap_wait(clb_engine* engine, uint32_t timeout_ms, clb_swap_report* report,
+                                     clb_error* error);
+/* Forgets what is staged and not posted; else nothing. */
+CLB_API void clb_engine_swap_cancel(clb_engine* engine);
 /* Kernel ABI (kernels_cu/abi.h) that this library was compiled with. */
 CLB_API uint32_t clb_kernels_abi(void);
 /* CRC-32C (Castagnoli); start with crc 0. */

@@ -148,7 +148,14 @@ static void run_unref(clb_cache* cache, uint32_t id) {
 /* ------------------------------------------------------------------ slots */
 
 bool clb_cache_run_has(const clb_cache* cache, uint32_t run, uint32_t tokens) {
-  return run <= 2u * cache->slots && cache->shared[run].state == RUN_PUBLISHED && cache->shared[run].tokens >= tokens;
+  return run <= 2u * cache->slots && cache->shared[run].state == RUN_PUBLISHED && cache->shared[run].stale == 0u &&
+         cache->shared[run].tokens >= tokens;
+}
+
+void clb_cache_forget(clb_cache* cache) {
+  for (uint32_t run = 1; run <= 2u * cache->slots; ++run) {
+    cache->shared[run].stale = cache->shared[run].state == RUN_FREE ? 0u : 1u;
+  }
 }
 
 static int32_t request_valid(const clb_cache* cache, const clb_cache_request* request) {

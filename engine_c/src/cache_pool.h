@@ -73,7 +73,7 @@ typedef struct clb_run {
   uint32_t refs;     /* shared run only */
   uint32_t state;    /* shared run: 0 free, 1 filling, 2 published */
   uint32_t daemon;   /* shared run: 1 while the daemon holds a reference */
-  uint32_t reserved;
+  uint32_t stale;    /* shared run: 1 if no slot that opens from now on may see it */
 } clb_run;
 
 typedef struct clb_cache_slot {
@@ -168,6 +168,9 @@ int32_t clb_cache_publish(clb_cache* cache, uint32_t slot);
 /* The slot has computed `tokens` positions, prompt and output; others may see these in the run that it published.
    STATE iff the slot has published nothing. ARGUMENT iff that is more than it reserved, or less than is seen now. */
 int32_t clb_cache_extend(clb_cache* cache, uint32_t slot, uint32_t tokens);
+
+/* No slot that opens from now on sees a run that is there now, published or not. Who sees one goes on. */
+void clb_cache_forget(clb_cache* cache);
 
 /* May `tokens` positions of this run be seen by a slot that opens now? False for an id out of range. */
 bool clb_cache_run_has(const clb_cache* cache, uint32_t run, uint32_t tokens);

@@ -92,7 +92,7 @@ int32_t clb_channel_plan(const clb_channel_config* config, clb_channel_layout* l
   }
   clb_channel_layout out = {0};
   out.command_capacity = CLB_COMMAND_CAPACITY;
-  out.event_capacity = next_power_of_two(config->slots * (config->result_records + 4u));
+  out.event_capacity = next_power_of_two(config->slots * (config->result_records + 5u) + 1u);
 
   uint64_t end = sizeof(clb_request);
   out.request_tokens = place(&end, (uint64_t)config->max_seq_len * sizeof(int32_t));
@@ -345,6 +345,12 @@ int32_t clb_channel_push_event(clb_channel* channel, const clb_event* event) {
   ++channel->event_head;
   store_release(ring.head, channel->event_head);
   return CLB_OK;
+}
+
+bool clb_channel_events_taken(const clb_channel* channel, uint64_t head) {
+  const clb_ring ring = ring_at(channel->base, channel->layout.event_ring, channel->layout.event_capacity);
+  const uint64_t waiting = ring_distance(channel->event_head, load_acquire(ring.tail), ring.capacity);
+  return waiting != UINT64_MAX && channel->event_head - waiting >= head;
 }
 
 /* ----------------------------------------------------------------- blocks */

@@ -13,7 +13,8 @@
  *
  * Why the event ring cannot overflow: a slot has at most result_records unread TOKEN events (a record is written only
  * if there is room, and the daemon frees it after it popped the event), one OPENED and one closing event, and the
- * daemon opens a slot again only after it popped the closing event. Capacity is slots * (result_records + 4).
+ * daemon opens a slot again only after it popped the closing event. Of replaced experts a slot is told once, and again
+ * only when the daemon has popped that. Capacity is slots * (result_records + 5) + 1.
  *
  * Threads: the engine loop only, except progress and stats, which any thread may read.
  */
@@ -52,6 +53,8 @@ uint32_t clb_channel_pending(const clb_channel* channel);
 
 /* FULL iff there is no room, which only a daemon that breaks the protocol can bring about: treat as a fault. */
 int32_t clb_channel_push_event(clb_channel* channel, const clb_event* event);
+/* Has the daemon popped the events before number `head` (event_head when it was pushed)? */
+bool clb_channel_events_taken(const clb_channel* channel, uint64_t head);
 
 /* Start a slot's result block for a new generation: head = tail = 0, counters zero. Only at OPEN, when the daemon
    neither reads records nor advances. slot < slots (asserted, here and below). */

@@ -252,6 +252,7 @@ static void open_waiting(clb_engine* engine) {
       continue;
     }
     slot->state = CLB_SLOT_PROMPT;
+    clb_channel_result(&engine->channel, index)->weights_generation = engine->stats.weights_generation;
     const int32_t opened = engine->backend->slot_opened(engine, index);
     if (opened != CLB_OK) {
       engine->fault = opened;

@@ -6,7 +6,7 @@
  *   cuda_load.c    weights into the arena                      cuda_graph.c    the same, captured into graphs
  *   cuda_read.c    files of a pack, by several threads         cuda_loop.c     steps in flight, events one step behind
  *   cuda_slots.c   a request's state onto the device           cuda_open.c     open and close
- *   cuda_prompt.c  the layers of a prefill step
+ *   cuda_prompt.c  the layers of a prefill step           cuda_swap.c     experts that replace others
  *
  * clb_cuda owns the graphs and nothing else; arena, page-locked memory, stream and kernels are the worker's
  * (clb_device_desc). Every driver call after open is made by the engine's own thread. A failing one is final: the
@@ -76,6 +76,9 @@ struct clb_cuda {
   clb_slot_list list;                    /* what the device has */
   uint64_t layer_values[CLB_MAX_LAYERS]; /* K and V values a token in the layers below */
   uint64_t layer_tables[CLB_MAX_LAYERS]; /* device address of a layer's expert table */
+  clb_driver helper;                     /* of the thread that stages experts */
+  clb_expert_weights* swap_row;          /* page-locked: the row that the next switch copies */
+  uint32_t precision;                    /* of all matrices */
 };
 
 static inline clb_device_addr clb_cuda_at(const struct clb_cuda* cuda, uint64_t offset) {
@@ -100,6 +103,8 @@ typedef int32_t (*clb_cuda_meanwhile)(clb_engine* engine, clb_error* error);
 /* Fills the arena's weights and expert tables. Fails like clb_loader_load, like `meanwhile`, and with DEVICE. */
 int32_t clb_cuda_load(clb_engine* engine, const clb_engine_config* config, void* host, clb_cuda_meanwhile meanwhile,
                       clb_error* error);
+/* The row of an expert with these tensors: gate, up, down. */
+clb_expert_weights clb_cuda_expert(const clb_tensor parts[3]);
 /* Bytes that the weights take in the arena. MEMORY: no scratch memory. */
 int32_t clb_cuda_weights_bytes(const clb_engine_config* config, uint64_t* bytes, clb_error* error);
 /* clb_precision of all matrices of a model that clb_cuda_model_check accepts. */

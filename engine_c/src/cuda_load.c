@@ -142,11 +142,15 @@ static int32_t place_pack(loader* state, clb_weight_table* table, clb_error* err
   return status;
 }
 
+clb_expert_weights clb_cuda_expert(const clb_tensor parts[3]) {
+  return (clb_expert_weights){.gate = (uint64_t)(uintptr_t)parts[0].data,
+                              .up = (uint64_t)(uintptr_t)parts[1].data,
+                              .down = (uint64_t)(uintptr_t)parts[2].data};
+}
+
+/* gate, up and down lie side by side in the table. */
 static clb_expert_weights expert_of(const clb_weight_table* table, uint32_t layer, int32_t expert) {
-  const int32_t l = (int32_t)layer;
-  return (clb_expert_weights){.gate = (uint64_t)(uintptr_t)clb_weight(table, CLB_ROLE_GATE, l, expert)->data,
-                              .up = (uint64_t)(uintptr_t)clb_weight(table, CLB_ROLE_UP, l, expert)->data,
-                              .down = (uint64_t)(uintptr_t)clb_weight(table, CLB_ROLE_DOWN, l, expert)->data};
+  return clb_cuda_expert(clb_weight(table, CLB_ROLE_GATE, (int32_t)layer, expert));
 }
 
 static uint64_t table_row(const clb_model_desc* model, uint32_t layer) {

@@ -24,7 +24,8 @@ static int32_t plan_weights(const clb_engine_config* config, clb_sizes* sizes, c
     sizes->loader.read_bytes = sizes->loader.weights_bytes;
   }
   if (status == CLB_OK) {
-    sizes->swap_bytes = config->swap_slots * clb_largest_expert_bytes(model, CLB_LAYOUT_MMA);
+    sizes->swap_block = clb_largest_expert_bytes(model, CLB_LAYOUT_MMA);
+    sizes->swap_bytes = config->swap_slots * sizes->swap_block;
   }
   return status;
 }
@@ -130,6 +131,7 @@ static int32_t open_cuda(clb_engine* engine, const clb_engine_config* config, co
   engine->buffers.rows = (clb_step_row*)(void*)rows;
   engine->buffers.identity = (uint32_t*)(void*)(rows + rows_bytes(&engine->sizes));
   cuda->at = engine->sizes.cuda;
+  cuda->precision = clb_cuda_precision(config->model);
   uint64_t values = 0;
   for (uint32_t layer = 0; layer < engine->model.layers; ++layer) {
     cuda->layer_values[layer] = values;
@@ -140,8 +142,12 @@ static int32_t open_cuda(clb_engine* engine, const clb_engine_config* config, co
     return status;
   }
   (void)clb_place_slots(&engine->config, clb_cuda_host(cuda, cuda->at.slot_memory), engine->slots);
+  engine->swap.piece = clb_cuda_host(cuda, cuda->at.load); /* nobody loads any more when experts are replaced */
+  cuda->swap_row = clb_cuda_host(cuda, cuda->at.load + CLB_LOADER_PIECE_BYTES);
+  clb_swap_open(&engine->swap, clb_cuda_at(cuda, cuda->at.swap), engine->sizes.swap_block, engine->config.swap_slots,
+                clb_cuda_at(cuda, cuda->at.expert_tables));
   status = open_device_cache(engine, parts, error);
-  status = status != CLB_OK ? status : clb_cuda_find_kernels(engine, clb_cuda_precision(config->model), error);
+  status = status != CLB_OK ? status : clb_cuda_find_kernels(engine, cuda->precision, error);
   status = status != CLB_OK ? status : clear(engine, error);
   status = status != CLB_OK ? status : clb_cuda_load(engine, config, parts->loader, clb_cuda_build_graphs, error);
   cuda->made_at_open = cuda->driver.made;
@@ -175,4 +181,5 @@ const clb_backend clb_backend_cuda = {
     .steps = clb_cuda_steps,
     .count_experts = clb_cuda_count_experts,
     .made_since_open = made_since_open_cuda,
+    .swap = &clb_swap_cuda,
 };

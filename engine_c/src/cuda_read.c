@@ -46,13 +46,10 @@ static int32_t check_piece_values(const clb_cuda_reader* state, uint64_t begin, 
     if (from >= to) {
       continue;
     }
-    const uint64_t bad = section->offset + clb_first_bad_byte(section, from - section->offset, to - section->offset,
-                                                              data + (from - begin));
-    if (bad != to) {
-      char text[CLB_PLACE_BYTES];
-      const clb_place place = {section->role, section->layer, section->expert};
-      return clb_fail(error, CLB_ERR_NOT_FINITE, "file %s: %s: the value at byte %" PRIu64 " is NaN or infinite",
-                      model->file_table[state->file].name, clb_place_text(place, text), bad);
+    const int32_t status = clb_section_piece_check(section, &model->file_table[state->file], from - section->offset,
+                                                   to - section->offset, data + (from - begin), error);
+    if (status != CLB_OK) {
+      return status;
     }
   }
   return CLB_OK;

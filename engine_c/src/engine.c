@@ -34,6 +34,8 @@ static clb_engine* take_host(const clb_model_desc* model, const clb_sizes* sizes
   parts->rope = (float*)(void*)next_part(&at, model->head_dim / 2u * sizeof(float));
   parts->loader = next_part(&at, sizes->loader.host_bytes);
   parts->backend = next_part(&at, sizes->backend_bytes);
+  parts->swap_own = (uint64_t*)(void*)next_part(&at, sizes->swap_own);
+  parts->swap_piece = next_part(&at, sizes->swap_piece);
   CLB_ASSERT(at == end);
   return engine;
 }
@@ -53,6 +55,9 @@ static void copy_model(clb_engine* engine, const clb_engine_config* config, cons
   engine->model.rope_inv_freq = parts->rope;
   engine->model.section_table = NULL;
   engine->model.file_table = NULL;
+  engine->weights = parts->loader;
+  engine->swap.own_bytes = parts->swap_own;
+  engine->swap.piece = parts->swap_piece;
   engine->ops = clb_ops_choose();
   engine->attention = (clb_attention_shape){
       .heads = model->heads,
@@ -133,6 +138,7 @@ static void give_back_blocks(clb_engine* engine) {
   }
   int32_t status = engine->built < CLB_BUILT_CACHE ? CLB_OK : clb_cache_close(&engine->cache);
   CLB_ASSERT(status == CLB_OK);
+  give_back(engine, &engine->swap_extent);
   give_back(engine, &engine->stack_extent);
   give_back(engine, &engine->dispatch_extent);
   give_back(engine, &engine->slot_extent);

@@ -74,6 +74,9 @@ static int32_t take_blocks(clb_engine* engine, clb_error* error) {
   if (status == CLB_OK) {
     status = clb_dispatch_open(pool, &sizes->dispatch, &engine->dispatch_extent);
   }
+  if (status == CLB_OK && sizes->swap_bytes > 0u) {
+    status = clb_pool_alloc(pool, CLB_TIER_WEIGHTS, sizes->swap_bytes, 0, CLB_MEM_EXPERT, &engine->swap_extent);
+  }
   if (status == CLB_OK && sizes->stack_bytes > 0u) {
     status = clb_pool_alloc(pool, CLB_TIER_TEMP, sizes->stack_bytes, 0, CLB_MEM_STACK, &engine->stack_extent);
   }
@@ -83,6 +86,10 @@ static int32_t take_blocks(clb_engine* engine, clb_error* error) {
   (void)clb_place_step_buffers(&engine->config, sizes, extent_address(engine, &engine->step_extent), &engine->buffers);
   (void)clb_place_slots(&engine->config, extent_address(engine, &engine->slot_extent), engine->slots);
   engine->dispatch = extent_address(engine, &engine->dispatch_extent);
+  const unsigned char* const weights_end =
+      extent_address(engine, &engine->weights_extent) + engine->weights_extent.bytes;
+  clb_swap_open(&engine->swap, (uint64_t)(uintptr_t)extent_address(engine, &engine->swap_extent), sizes->swap_block,
+                engine->config.swap_slots, (uint64_t)(uintptr_t)weights_end);
   for (uint32_t i = 0; i < sizes->step_tokens; ++i) {
     engine->buffers.identity[i] = i;
   }
@@ -187,6 +194,65 @@ static uint64_t made_since_open_cpu(const clb_engine* engine) {
   return 0;
 }
 
+/* ------------------------------------------------------------------ swaps */
+
+static int32_t swap_check_cpu(const clb_engine* engine, const clb_swap_desc* desc, clb_error* error) {
+  (void)engine;
+  for (uint32_t i = 0; i < CLB_EXPERT_PARTS; ++i) {
+    if (desc->sections[i].layout == CLB_LAYOUT_MMA) {
+      return clb_fail(error, CLB_ERR_UNSUPPORTED,
+                      "file %s: is laid out for CUDA; take it from a pack of `colibrid convert --backend cpu`",
+                      desc->file->name);
+    }
+  }
+  return CLB_OK;
+}
+
+static int32_t swap_begin_cpu(clb_engine* engine) {
+  (void)engine;
+  return CLB_OK;
+}
+
+static int32_t swap_put_cpu(clb_engine* engine, const clb_swap_part* part) {
+  unsigned char* const target = (unsigned char*)(uintptr_t)part->address;
+  const clb_section_desc* const section = part->section;
+  const clb_demand demand = clb_demand_of(&engine->model, section->role, section->layer, section->expert);
+  if (clb_is_repacked(section, &demand)) {
+    clb_repack(section, part->offset, part->data, part->bytes, target);
+  } else {
+    (void)memcpy(target + part->offset, part->data, (size_t)part->bytes);
+  }
+  return CLB_OK;
+}
+
+static int32_t swap_bind_cpu(clb_engine* engine, uint32_t module, clb_error* error) {
+  clb_swap* const swap = &engine->swap;
+  const clb_place place = {CLB_ROLE_GATE, (int32_t)swap->layer, (int32_t)swap->expert};
+  return clb_kernels_bind(&engine->kernels, swap->parts, place, module, &swap->entry, error);
+}
+
+static int32_t swap_switch_cpu(clb_engine* engine) {
+  const clb_swap* const swap = &engine->swap;
+  engine->kernels.layers[swap->layer].experts[swap->expert] = swap->entry;
+  return CLB_OK;
+}
+
+/* After the steps of a turn no step runs. */
+static bool swap_served_cpu(const clb_engine* engine) {
+  (void)engine;
+  return true;
+}
+
+const clb_swap_backend clb_swap_cpu = {
+    .check = swap_check_cpu,
+    .begin = swap_begin_cpu,
+    .put = swap_put_cpu,
+    .wait = swap_begin_cpu,
+    .bind = swap_bind_cpu,
+    .put_in_place = swap_switch_cpu,
+    .served = swap_served_cpu,
+};
+
 const clb_backend clb_backend_cpu = {
     .plan_weights = clb_plan_weights_cpu,
     .plan_memory = clb_plan_memory_cpu,
@@ -198,5 +264,6 @@ const clb_backend clb_backend_cpu = {
     .steps = clb_steps_cpu,
     .count_experts = count_experts_cpu,
     .made_since_open = made_since_open_cpu,
+    .swap = &clb_swap_cpu,
     .output_is_prompt = true,
 };

@@ -5,7 +5,7 @@
  * Ownership: clb_engine owns three tier mappings, the pools over them, and one host block that holds the engine
  * itself and every table. After clb_engine_open nothing is allocated.
  *
- *   host block  | clb_engine | pool nodes | layer table | rope | loader's table | kernel map |
+ *   host block  | clb_engine | pool nodes | layer table | rope | loader's table | kernel map | swap |
  *   temp tier   | step buffers | expert dispatch buffers | slot memory | stacks of the threads |
  *
  * A slot:   FREE --OPEN, request valid--> WAITING --its runs fit--> PROMPT --prompt computed--> DECODE
@@ -30,6 +30,7 @@
 #include "memory_map.h"
 #include "memory_pool.h"
 #include "step.h"
+#include "swap.h"
 #include "threads.h"
 
 enum {
@@ -71,7 +72,9 @@ typedef struct clb_host_parts {
   clb_layer_desc* layer_table;
   float* rope;
   void* loader;
-  void* backend; /* backend_bytes */
+  void* backend;      /* backend_bytes */
+  uint64_t* swap_own; /* clb_swap.own_bytes; without swap slots these two have no bytes */
+  unsigned char* swap_piece;
 } clb_host_parts;
 
 /* Every size that open takes; computed by clb_sizes_compute, which reads no file. */
@@ -81,11 +84,14 @@ typedef struct clb_sizes {
   clb_cache_config cache_config;
   clb_cache_plan_result cache;
   clb_dispatch_layout dispatch;
-  uint64_t step_bytes;   /* step buffers */
-  uint64_t slot_bytes;   /* slot memory, all slots */
-  uint64_t stack_bytes;  /* of the worker threads; 0 when there are none */
-  uint64_t reads_codes;  /* 1: there are weights whose kernels want codes */
-  uint64_t swap_bytes;   /* swap slots: part of the weights tier on the CPU, beside it on CUDA */
+  uint64_t step_bytes;  /* step buffers */
+  uint64_t slot_bytes;  /* slot memory, all slots */
+  uint64_t stack_bytes; /* of the worker threads; 0 when there are none */
+  uint64_t reads_codes; /* 1: there are weights whose kernels want codes */
+  uint64_t swap_bytes;  /* swap slots: part of the weights tier on the CPU, beside it on CUDA */
+  uint64_t swap_block;  /* bytes of one of them */
+  uint64_t swap_own;    /* bytes in the host block of clb_swap.own_bytes, and of clb_swap.piece unless that is pinned */
+  uint64_t swap_piece;
   uint64_t weights_tier; /* bytes of each tier, a multiple of its page */
   uint64_t kv_tier;
   uint64_t temp_tier;
@@ -99,6 +105,33 @@ typedef struct clb_sizes {
   uint32_t expert_width; /* largest of a routed expert */
   uint32_t reserved;
 } clb_sizes;
+
+/* Some bytes of a section of an expert that is being staged, and the address of the section in its block. */
+typedef struct clb_swap_part {
+  const clb_section_desc* section;
+  uint64_t offset; /* in the section */
+  const unsigned char* data;
+  uint64_t bytes;
+  uint64_t address;
+} clb_swap_part;
+
+/* What swap.c leaves to a backend. */
+typedef struct clb_swap_backend {
+  /* In the helper's thread. Is the format one that this engine computes? */
+  int32_t (*check)(const clb_engine* engine, const clb_swap_desc* desc, clb_error* error);
+  int32_t (*begin)(clb_engine* engine);
+  int32_t (*put)(clb_engine* engine, const clb_swap_part* part); /* may be on its way until `wait` returns */
+  int32_t (*wait)(clb_engine* engine);
+  /* Prepares what the switch will put in place: the expert in swap.parts. */
+  int32_t (*bind)(clb_engine* engine, uint32_t module, clb_error* error);
+  /* In the loop's: steps from now on use that expert. A failure is final. */
+  int32_t (*put_in_place)(clb_engine* engine);
+  /* No step uses the old expert any more, and the new one has served, or nobody wants to be served. */
+  bool (*served)(const clb_engine* engine);
+} clb_swap_backend;
+
+extern const clb_swap_backend clb_swap_cpu;
+extern const clb_swap_backend clb_swap_cuda;
 
 /* What differs between processors. Chosen at open; everything else is the same code. */
 typedef struct clb_backend {
@@ -120,6 +153,7 @@ typedef struct clb_backend {
   int32_t (*count_experts)(clb_engine* engine);
   /* What was made since open by calls that may take memory, beyond the pools. */
   uint64_t (*made_since_open)(const clb_engine* engine);
+  const clb_swap_backend* swap;
   bool output_is_prompt; /* K and V of a generated token have the bits that they would have in a prompt */
 } clb_backend;
 
@@ -146,12 +180,15 @@ struct clb_engine {
   clb_extent dispatch_extent;
   clb_extent slot_extent;
   clb_extent stack_extent;
+  clb_extent swap_extent;
+  clb_weight_table* weights; /* where every tensor lies; of a device its addresses */
   clb_cache cache;
   clb_kernels kernels;
   clb_attention_shape attention;
   const clb_ops* ops; /* of this machine */
   clb_step_buffers buffers;
   clb_threads threads;
+  clb_swap swap;
   unsigned char* dispatch; /* start of the expert dispatch buffers */
   unsigned char* kv;       /* start of the KV tier */
   clb_slot slots[CLB_MAX_SLOTS];

@@ -258,15 +258,16 @@ static int32_t compute_dispatch(clb_sizes* sizes, uint32_t hidden, clb_error* er
 int32_t clb_plan_weights_cpu(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
   const int32_t status = clb_loader_plan(config->model, config->weights, &sizes->loader, error);
   if (status == CLB_OK) {
-    sizes->swap_bytes = clb_pool_round(config->swap_slots * clb_largest_expert_bytes(config->model, CLB_LAYOUT_ROWS16),
-                                       config->tier_weights.page_bytes);
+    sizes->swap_block = clb_largest_expert_bytes(config->model, CLB_LAYOUT_ROWS16);
+    sizes->swap_bytes = clb_pool_round(config->swap_slots * sizes->swap_block, config->tier_weights.page_bytes);
+    sizes->swap_piece = sizes->swap_bytes == 0u ? 0u : CLB_LOADER_PIECE_BYTES;
   }
   return status;
 }
 
 int32_t clb_plan_memory_cpu(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
   clb_step_buffers unused;
-  sizes->reads_codes = reads_codes(config->model) ? 1u : 0u;
+  sizes->reads_codes = reads_codes(config->model) || config->swap_slots > 0u ? 1u : 0u;
   sizes->step_bytes = clb_place_step_buffers(config, sizes, NULL, &unused);
   sizes->stack_bytes = clb_threads_stack_bytes(config->threads);
   sizes->backend_bytes = clb_kernels_bytes(config->model);
@@ -274,7 +275,7 @@ int32_t clb_plan_memory_cpu(const clb_engine_config* config, clb_sizes* sizes, c
   return status != CLB_OK ? status : compute_tiers(config, sizes, error);
 }
 
-/* engine | nodes of three tiers | layer table | rope | loader's table | backend's part, each 64-aligned */
+/* engine | nodes of three tiers | layer table | rope | loader's table | backend's part | swap's two, each 64-aligned */
 static uint64_t host_bytes(const clb_model_desc* model, const clb_sizes* sizes) {
   carver at = {NULL, 0};
   (void)carve(&at, 1, sizeof(clb_engine));
@@ -283,6 +284,8 @@ static uint64_t host_bytes(const clb_model_desc* model, const clb_sizes* sizes) 
   (void)carve(&at, model->head_dim / 2u, sizeof(float));
   (void)carve(&at, sizes->loader.host_bytes, 1);
   (void)carve(&at, sizes->backend_bytes, 1);
+  (void)carve(&at, sizes->swap_own, 1);
+  (void)carve(&at, sizes->swap_piece, 1);
   return at.used;
 }
 
@@ -310,6 +313,7 @@ int32_t clb_sizes_compute(const clb_engine_config* config, clb_sizes* sizes, clb
   const uint32_t slots = config->channel.slots;
   sizes->step_tokens = config->prefill_tokens + slots; /* prompts, and a token of each decoding slot */
   sizes->slot_bytes = clb_place_slots(config, NULL, NULL);
+  sizes->swap_own = clb_swap_expert_count(config->model) * sizeof(uint64_t);
   status = compute_cache(config, sizes, error);
   status = status != CLB_OK ? status : backend->plan_memory(config, sizes, error);
   sizes->host_bytes = status != CLB_OK ? 0u : host_bytes(config->model, sizes);

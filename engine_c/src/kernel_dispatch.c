@@ -31,6 +31,7 @@ static int32_t load_module(clb_kernels* kernels, const clb_module_ref* ref, clb_
   ++kernels->module_count;
   kernels->handles[index] = handle;
   kernels->modules[index] = NULL;
+  kernels->by_name[index] = ref->by_name;
   clb_module_entry_fn entry = NULL;
   void* const symbol = dlsym(handle, CLB_MODULE_ENTRY);
   (void)memcpy(&entry, &symbol, sizeof entry); /* ISO C has no cast from object to function pointer */
@@ -54,7 +55,8 @@ static const clb_module* find_module(const clb_kernels* kernels, const clb_tenso
   const clb_module* best = NULL;
   for (uint32_t i = 0; i < kernels->module_count; ++i) {
     const clb_module* const module = kernels->modules[i];
-    if (module == NULL || module->precision != tensor->precision || module->layout != tensor->layout) {
+    if (module == NULL || kernels->by_name[i] != 0u || module->precision != tensor->precision ||
+        module->layout != tensor->layout) {
       continue;
     }
     if (best == NULL || module->rank > best->rank) {
@@ -83,11 +85,18 @@ static int32_t bind_matrix(const clb_kernels* kernels, const clb_tensor* tensor,
   return CLB_OK;
 }
 
-static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* weights, int32_t layer, int32_t expert,
-                           clb_expert_entry* entry, clb_error* error) {
-  const clb_tensor* const gate = clb_weight(weights, CLB_ROLE_GATE, layer, expert);
-  const clb_tensor* const up = clb_weight(weights, CLB_ROLE_UP, layer, expert);
-  const clb_tensor* const down = clb_weight(weights, CLB_ROLE_DOWN, layer, expert);
+/* The module that was named, for these tensors; NULL if it does not fit. */
+static const clb_module* named_module(const clb_kernels* kernels, const clb_tensor* tensor, uint32_t index) {
+  const clb_module* const module = index < kernels->module_count ? kernels->modules[index] : NULL;
+  const bool fits = module != NULL && module->precision == tensor->precision && module->layout == tensor->layout;
+  return fits ? module : NULL;
+}
+
+int32_t clb_kernels_bind(const clb_kernels* kernels, const clb_tensor parts[3], clb_place place, uint32_t module,
+                         clb_expert_entry* entry, clb_error* error) {
+  const clb_tensor* const gate = &parts[0];
+  const clb_tensor* const up = &parts[1];
+  const clb_tensor* const down = &parts[2];
   clb_matrix matrix;
   const int32_t status = bind_matrix(kernels, gate, &matrix, error);
   (void)memset(entry, 0, sizeof *entry);
@@ -101,7 +110,14 @@ static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* w
         error, CLB_ERR_UNSUPPORTED,
         "layer %d expert %d: gate, up and down must have one precision and layout, gate and up also one kind "
         "of groups",
-        (int)layer, (int)expert);
+        (int)place.layer, (int)place.expert);
+  }
+  if (module != 0u) {
+    matrix.kernel = named_module(kernels, gate, module - 1u);
+  }
+  if (matrix.kernel == NULL) {
+    return clb_fail(error, CLB_ERR_MODULE,
+                    "the kernel module that is named is for another precision, or does not run on this machine");
   }
   entry->gate = operand_of(gate);
   entry->up = operand_of(up);
@@ -109,6 +125,13 @@ static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* w
   entry->kernel = matrix.kernel;
   entry->width = gate->rows;
   return CLB_OK;
+}
+
+/* gate, up and down lie side by side in the table. */
+static int32_t bind_expert(const clb_kernels* kernels, const clb_weight_table* weights, int32_t layer, int32_t expert,
+                           clb_expert_entry* entry, clb_error* error) {
+  const clb_place place = {CLB_ROLE_GATE, layer, expert};
+  return clb_kernels_bind(kernels, clb_weight(weights, CLB_ROLE_GATE, layer, expert), place, 0, entry, error);
 }
 
 static int32_t bind_layer(const clb_kernels* kernels, const clb_weight_table* weights, int32_t l, uint32_t experts,

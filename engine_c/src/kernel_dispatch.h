@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #include "../include/colibri.h"
-#include "loader.h"
+#include "loader_internal.h" /* clb_place */
 
 #define CLB_MAX_MODULES 32u
 
@@ -61,6 +61,7 @@ typedef struct clb_layer_kernels {
 typedef struct clb_kernels {
   void* handles[CLB_MAX_MODULES];
   const clb_module* modules[CLB_MAX_MODULES]; /* NULL where this machine cannot run it */
+  uint32_t by_name[CLB_MAX_MODULES];          /* 1: not looked at unless it is named */
   uint32_t module_count;
   uint32_t reserved;
   clb_matrix embedding;      /* (vocab, hidden) */
@@ -78,6 +79,10 @@ uint64_t clb_kernels_bytes(const clb_model_desc* model);
    tensor. On failure nothing is held. */
 int32_t clb_kernels_open(clb_kernels* kernels, const clb_module_ref* refs, uint32_t ref_count,
                          const clb_model_desc* model, const clb_weight_table* weights, void* memory, clb_error* error);
+/* The entry of an expert with these three tensors, which is to lie at `place`. module: 1 + index of the one to take, or
+   0: the best. MODULE iff none fits, UNSUPPORTED iff the three are of several formats; *entry is then undefined. */
+int32_t clb_kernels_bind(const clb_kernels* kernels, const clb_tensor parts[3], clb_place place, uint32_t module,
+                         clb_expert_entry* entry, clb_error* error);
 /* Unloads the modules. Harmless on zeroed memory and when repeated. */
 void clb_kernels_close(clb_kernels* kernels);
 

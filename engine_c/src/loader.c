@@ -99,7 +99,7 @@ static int32_t read_piece(int fd, const clb_file_desc* file, uint64_t offset, ui
                           clb_error* error) {
   uint64_t done = 0;
   while (done < bytes) {
-    const ssize_t got = read(fd, (char*)memory + done, (size_t)(bytes - done));
+    const ssize_t got = pread(fd, (char*)memory + done, (size_t)(bytes - done), (off_t)(offset + done));
     /* cppcheck-suppress misra-c2012-22.10 ; POSIX: a read that fails has set errno */
     if (got < 0 && errno == EINTR) {
       continue;
@@ -131,7 +131,7 @@ static int32_t check_piece(const clb_file_desc* file, uint64_t offset, const voi
   return CLB_OK;
 }
 
-static int32_t read_pieces(int fd, const clb_file_desc* file, const clb_file_sink* sink, clb_error* error) {
+int32_t clb_file_read_fd(int32_t fd, const clb_file_desc* file, const clb_file_sink* sink, clb_error* error) {
   struct stat found;
   if (fstat(fd, &found) != 0 || !S_ISREG(found.st_mode)) {
     return clb_fail(error, CLB_ERR_IO, "file %s: is not a regular file", file->name);
@@ -158,7 +158,7 @@ int32_t clb_file_read(int32_t dir_fd, const clb_file_desc* file, const clb_file_
   if (fd < 0) {
     return clb_fail(error, CLB_ERR_IO, "file %s: cannot be opened: %s", file->name, strerror(errno));
   }
-  const int32_t status = read_pieces(fd, file, sink, error);
+  const int32_t status = clb_file_read_fd(fd, file, sink, error);
   (void)close(fd);
   return status;
 }
@@ -298,6 +298,18 @@ static int32_t check_quantised(const clb_section_desc* section, const clb_file_d
                   text, section->offset + bad);
 }
 
+int32_t clb_section_piece_check(const clb_section_desc* section, const clb_file_desc* file, uint64_t begin,
+                                uint64_t end, const unsigned char* data, clb_error* error) {
+  const uint64_t bad = clb_first_bad_byte(section, begin, end, data);
+  if (bad == end) {
+    return CLB_OK;
+  }
+  char text[CLB_PLACE_BYTES];
+  const clb_place place = {section->role, section->layer, section->expert};
+  return clb_fail(error, CLB_ERR_NOT_FINITE, "file %s: %s: the value at byte %" PRIu64 " is NaN or infinite",
+                  file->name, clb_place_text(place, text), section->offset + bad);
+}
+
 /* data: the section in memory. The message counts its values as the file does. */
 static int32_t check_finite(const clb_section_desc* section, const clb_file_desc* file, const clb_tensor* tensor,
                             clb_error* error) {
@@ -324,11 +336,10 @@ static int32_t check_finite(const clb_section_desc* section, const clb_file_desc
                     error);
 }
 
-/* The table's row of a section that lies at `data`. */
-static clb_tensor tensor_of(const clb_section_desc* section, const clb_demand* demand, unsigned char* data) {
+clb_tensor clb_tensor_of(const clb_section_desc* section, const clb_demand* demand, const unsigned char* data) {
   clb_tensor tensor = {.data = data,
                        .precision = section->precision,
-                       .layout = demand->matrix != 0u ? CLB_LAYOUT_ROWS16 : CLB_LAYOUT_FLAT,
+                       .layout = clb_is_repacked(section, demand) ? CLB_LAYOUT_ROWS16 : section->layout,
                        .rows = demand->rows,
                        .cols = demand->cols};
   if (clb_is_quantised(section->precision)) {
@@ -351,7 +362,7 @@ static int32_t place_sections(const clb_loader_config* config, const clb_placeme
     const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
     unsigned char* data = (unsigned char*)config->memory + placement->sections[i];
     clb_tensor* tensor = &table->tensors[clb_weight_index(table, place.role, place.layer, place.expert)];
-    *tensor = tensor_of(section, &demand, data);
+    *tensor = clb_tensor_of(section, &demand, data);
     if (config->weights == CLB_WEIGHTS_DUMMY && clb_is_quantised(section->precision)) {
       clb_dummy_quantised(config->dummy_seed, section, data);
     } else if (config->weights == CLB_WEIGHTS_DUMMY) {

@@ -185,6 +185,8 @@ clb_weight_table* clb_table_init(const clb_model_desc* model, void* host) {
   return table;
 }
 
+#define EXPERT_SECTIONS 3u /* gate, up, down */
+
 static int32_t check_file(const clb_file_desc* file, uint32_t index, clb_error* error) {
   const size_t length = file->name != NULL ? strlen(file->name) : 0u;
   if (length == 0u || length > 255u || strchr(file->name, '/') != NULL || strcmp(file->name, ".") == 0 ||
@@ -383,4 +385,32 @@ int32_t clb_sections_check(const clb_model_desc* model, clb_error* error) {
     status = check_section(model, &model->section_table[i], i, error);
   }
   return status != CLB_OK ? status : check_together(model, error);
+}
+
+int32_t clb_expert_check(const clb_model_desc* model, const clb_swap_desc* desc, clb_error* error) {
+  const clb_section_desc* sorted[EXPERT_SECTIONS];
+  clb_model_desc alone = *model; /* nothing of it is looked at but shapes */
+  alone.section_table = desc->sections;
+  alone.section_count = EXPERT_SECTIONS;
+  alone.file_table = desc->file;
+  alone.file_count = 1;
+  int32_t status = check_file(desc->file, 0, error);
+  if (status == CLB_OK && desc->file->crc_count == 0u) {
+    return clb_fail(error, CLB_ERR_FORMAT, "file %s: has no checksums", desc->file->name);
+  }
+  for (uint32_t i = 0; status == CLB_OK && i < EXPERT_SECTIONS; ++i) {
+    const clb_section_desc* const section = &desc->sections[i];
+    sorted[i] = section;
+    if (section->role != CLB_ROLE_GATE + i || section->layer != (int32_t)desc->layer ||
+        section->expert != (int32_t)desc->expert) {
+      return clb_fail(error, CLB_ERR_FORMAT, "file %s: its sections must be gate, up and down of layer %u, expert %u",
+                      desc->file->name, desc->layer, desc->expert);
+    }
+    status = check_section(&alone, section, i, error);
+  }
+  if (status == CLB_OK) {
+    qsort(sorted, EXPERT_SECTIONS, sizeof sorted[0], clb_section_order);
+    status = check_overlaps(&alone, sorted, error);
+  }
+  return status;
 }

@@ -143,6 +143,18 @@ typedef struct clb_file_sink {
 
 /* Reads a whole file. IO, FORMAT (its size), CHECKSUM, or what the sink says. */
 int32_t clb_file_read(int32_t dir_fd, const clb_file_desc* file, const clb_file_sink* sink, clb_error* error);
+/* The same of a file that is open already; its offset stays. */
+int32_t clb_file_read_fd(int32_t fd, const clb_file_desc* file, const clb_file_sink* sink, clb_error* error);
+
+/* May the bytes [begin, end) of a section be computed with? As clb_first_bad_byte. NOT_FINITE. */
+int32_t clb_section_piece_check(const clb_section_desc* section, const clb_file_desc* file, uint64_t begin,
+                                uint64_t end, const unsigned char* data, clb_error* error);
+
+/* The table's row of a section that lies at `data` as it must in memory. */
+clb_tensor clb_tensor_of(const clb_section_desc* section, const clb_demand* demand, const unsigned char* data);
+
+/* One expert's file against the model: what clb_sections_check demands of a whole description. */
+int32_t clb_expert_check(const clb_model_desc* model, const clb_swap_desc* desc, clb_error* error);
 
 /* clb_crc32c without the processor's own instruction, for its test. */
 uint32_t clb_crc32c_tabled(uint32_t before, const void* data, size_t bytes);

@@ -1,8 +1,8 @@
 /*
  * loop.c: receive, plan, step, fan out.
  *
- *   turn   commands -> one step: chunks of prompts and a token of every decoding slot -> eventfd and counters
- *   run    turns until MAIL_STOP or a fault; with nothing to do it spins 50 us, then sleeps in poll
+ *   turn   an expert to replace, commands -> one step: chunks of prompts and a token of every decoding slot -> eventfd
+ * and counters run    turns until MAIL_STOP or a fault; with nothing to do it spins 50 us, then sleeps in poll
  *
  * Prompt rows and decode rows share the step, so that each weight is read once for both; a row's result does not
  * depend on it. Prompts: oldest request first, from each slot the tokens up to its next chunk border, up to
@@ -131,11 +131,13 @@ int32_t clb_steps_cpu(clb_engine* engine, uint32_t* worked) {
 int32_t clb_engine_turn(clb_engine* engine, uint32_t* worked) {
   const clb_float_mode mode = clb_float_mode_enter();
   *worked = 0;
+  clb_swap_before_steps(engine);
   clb_apply_commands(engine);
   const int32_t status = engine->fault != CLB_OK ? engine->fault : engine->backend->steps(engine, worked);
   if (status != CLB_OK) {
     engine->fault = status;
   }
+  clb_swap_after_steps(engine);
   if (engine->channel.broken != 0u) {
     engine->fault = CLB_ERR_INTERNAL; /* the other side's index left its range: nothing it says can be trusted */
   }
@@ -145,7 +147,8 @@ int32_t clb_engine_turn(clb_engine* engine, uint32_t* worked) {
 }
 
 static bool something_waits(clb_engine* engine) {
-  return clb_channel_pending(&engine->channel) > 0u || atomic_load_explicit(&engine->mail, memory_order_acquire) != 0u;
+  return clb_channel_pending(&engine->channel) > 0u || clb_swap_waits(engine) ||
+         atomic_load_explicit(&engine->mail, memory_order_acquire) != 0u;
 }
 
 /* A slot could go on if the daemon read its records or wrote its mask. */
@@ -189,11 +192,8 @@ static void idle(clb_engine* engine, uint64_t* last_beat) {
 
 static bool asks_to(uint32_t mail, uint32_t what) { return (mail & ((uint32_t)1 << what)) != 0u; }
 
-int32_t clb_engine_run(clb_engine* engine) {
+static int32_t serve(clb_engine* engine) {
   uint64_t last_beat = 0;
-  if (engine->config.command_fd < 0) {
-    return CLB_ERR_STATE;
-  }
   for (;;) {
     uint32_t worked = 0;
     const uint32_t mail = atomic_exchange_explicit(&engine->mail, 0, memory_order_acq_rel);
@@ -214,4 +214,13 @@ int32_t clb_engine_run(clb_engine* engine) {
       idle(engine, &last_beat);
     }
   }
+}
+
+int32_t clb_engine_run(clb_engine* engine) {
+  if (engine->config.command_fd < 0) {
+    return CLB_ERR_STATE;
+  }
+  const int32_t status = serve(engine);
+  atomic_store_explicit(&engine->swap.ended, 1u, memory_order_release);
+  return status;
 }

@@ -375,6 +375,9 @@ void cuda_rig_start(cuda_rig* r, uint32_t slot, const clb_request* request) {
 }
 
 static void take_event(cuda_rig* r, const clb_event* event) {
+  if (event->kind == CLB_EVENT_SWITCHED) {
+    return;
+  }
   cuda_rig_output* const output = &r->outputs[event->slot];
   CHECK_EQ(event->generation, r->generation[event->slot]);
   CHECK_EQ(output->ended, 0);

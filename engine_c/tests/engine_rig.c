@@ -52,7 +52,7 @@ static void init_modules(rig* r) {
   for (uint32_t i = 0; i < RIG_MODULES; ++i) {
     (void)snprintf(r->paths[i], sizeof r->paths[i], "%s/clb_cpu_%s_%s.so", folder == NULL ? "." : folder,
                    used_table()->name, precisions[i]);
-    r->modules[i] = (clb_module_ref){precisions[i], r->paths[i]};
+    r->modules[i] = (clb_module_ref){.name = precisions[i], .path = r->paths[i]};
   }
 }
 
@@ -194,10 +194,21 @@ void rig_start(rig* r, uint32_t slot) {
 }
 
 static void take_event(rig* r, const clb_event* event) {
+  if (event->kind == CLB_EVENT_SWITCHED && event->slot == CLB_NO_SLOT) {
+    CHECK_EQ(event->record, r->forgotten + 1u);
+    r->forgotten = event->record;
+    return;
+  }
   CHECK(event->slot < RIG_MAX_SLOTS);
   rig_output* const output = &r->outputs[event->slot];
   CHECK_EQ(event->generation, r->generation[event->slot]);
   CHECK_EQ(output->ended, 0);
+  if (event->kind == CLB_EVENT_SWITCHED) {
+    CHECK_EQ(event->record, r->forgotten);
+    output->switched_at[output->switches] = event->position;
+    output->switches++;
+    return;
+  }
   if (event->kind == CLB_EVENT_OPENED) {
     output->opened = 1;
     return;

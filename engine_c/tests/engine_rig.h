@@ -31,6 +31,8 @@ typedef struct rig_output {
   int32_t status;
   uint32_t count; /* tokens */
   clb_record records[RIG_MAX_SEQ];
+  uint32_t switches; /* experts that were replaced meanwhile, and the positions below which those before it computed */
+  uint32_t switched_at[RIG_MAX_SEQ];
   clb_result usage; /* copied when it ended */
 } rig_output;
 
@@ -46,6 +48,7 @@ typedef struct rig {
   clb_error error;
   uint64_t generation[RIG_MAX_SLOTS];
   rig_output outputs[RIG_MAX_SLOTS];
+  uint64_t forgotten;    /* the weights' generation that the last switch began */
   uint32_t hold_records; /* 1: records are popped but never marked as read */
 } rig;
 

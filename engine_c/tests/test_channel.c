@@ -71,7 +71,7 @@ static void layout_has_no_overlap(void) {
     CHECK_EQ(members[i][0] % 64, 0);
     if (i != 6 && i != 12) CHECK(members[i][0] + members[i][1] <= members[i + 1][0]);
   }
-  CHECK(at.event_capacity >= config.slots * (config.result_records + 4u));
+  CHECK(at.event_capacity >= config.slots * (config.result_records + 5u) + 1u);
   CHECK_EQ(at.event_capacity & (at.event_capacity - 1u), 0);
   CHECK_EQ(at.command_capacity & (at.command_capacity - 1u), 0);
 }

@@ -22,7 +22,7 @@ static void set_up(void) {
   const char* const fakes = getenv("CLB_FAKE_DIR");
   for (uint32_t i = 0; i < MODULES; ++i) {
     (void)snprintf(paths[i], sizeof paths[i], "%s/%s.so", i <= GENERIC_BF16 ? folder : fakes, names[i]);
-    refs[i] = (clb_module_ref){names[i], paths[i]};
+    refs[i] = (clb_module_ref){.name = names[i], .path = paths[i]};
   }
   layers[0] = (clb_layer_desc){.ffn_kind = CLB_FFN_MOE, .experts = 2};
   layers[1] = (clb_layer_desc){.ffn_kind = CLB_FFN_DENSE};

@@ -43,6 +43,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "clb_device_desc": abi.DeviceDesc,
     "clb_engine_config": abi.EngineConfig,
     "clb_memory_plan": abi.MemoryPlan,
+    "clb_swap_desc": abi.SwapDesc,
+    "clb_swap_report": abi.SwapReport,
 }
 ENUMS: dict[str, type[IntEnum]] = {
     "CLB_ERR_": abi.Status,
@@ -66,6 +68,7 @@ CONSTANTS = {
     "CLB_MAX_STOP_IDS": abi.MAX_STOP_IDS,
     "CLB_ERROR_BYTES": abi.ERROR_BYTES,
     "CLB_KV_FULL": abi.KV_FULL,
+    "CLB_NO_SLOT": abi.NO_SLOT,
     "CLB_FP32": abi.Precision.FP32,
     "CLB_FP16": abi.Precision.FP16,
     "CLB_BF16": abi.Precision.BF16,

@@ -42,7 +42,7 @@ class Pair:
         setup.config.dir_fd = os.open(pack.path, os.O_RDONLY | os.O_DIRECTORY)
         error = abi.Error()
         with KernelModules() as modules:
-            setup.use_modules(modules.names, modules.paths)
+            setup.use_modules(modules)
             status = library.c.clb_engine_open(
                 ctypes.byref(setup.config), ctypes.byref(self.engine), ctypes.byref(error)
             )

@@ -71,7 +71,7 @@ def test_end_and_emptiness_are_told_apart(pair: tuple[socket.socket, socket.sock
     assert control.receive(pair[1]) is None
 
 
-def frame(payload: bytes, *, magic: bytes = b"CLBF", version: int = 1, fds: int = 0, size: int | None = None) -> bytes:
+def frame(payload: bytes, *, magic: bytes = b"CLBF", version: int = control.PROTOCOL_VERSION, fds: int = 0, size: int | None = None) -> bytes:
     return struct.pack("<4sHHI", magic, version, fds, len(payload) if size is None else size) + payload
 
 
@@ -83,7 +83,7 @@ STOP = b"\x81\xa4type\xa4stop"
     [
         b"x",
         frame(STOP, magic=b"XXXX"),
-        frame(STOP, version=2),
+        frame(STOP, version=control.PROTOCOL_VERSION + 1),
         frame(STOP, size=3),
         frame(STOP, fds=1),
         frame(b"\x81\xa4type\xa4none"),

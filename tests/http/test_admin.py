@@ -9,7 +9,9 @@ import aiohttp
 import pytest
 
 from colibrid.cli.listen import bind_path
+from colibrid.engine.swaps import ExpertSwaps, Outcome, SwapRefusedError, Version
 from colibrid.http.admin import ADMIN_ROUTES, create_admin
+from colibrid.http.admin_state import AdminState
 from colibrid.http.runner import run_application
 
 if TYPE_CHECKING:
@@ -19,13 +21,53 @@ if TYPE_CHECKING:
     from tests.http.conftest import Server
 
 
+class ScriptedSwaps(ExpertSwaps):
+    """Does whatever it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, str | None, str | None]] = []
+        self.full = False
+
+    @property
+    def weights_generation(self) -> int:
+        return len(self.asked)
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        return tuple(self._version(*one) for one in self.asked)
+
+    def _version(self, layer: int, expert: int, file: str | None, module: str | None) -> Version:
+        return Version(
+            layer=layer,
+            expert=expert,
+            version=1,
+            weights_generation=1,
+            module=module,
+            since=1e9,
+            file=file,
+            sha256="0" * 64,
+            precision="bf16",
+        )
+
+    async def replace(self, layer: int, expert: int, path: str | None, module: str | None) -> Outcome:
+        if self.full:
+            raise SwapRefusedError("no swap slot is free.", code="full", status=409)
+        self.asked.append((layer, expert, path, module))
+        return Outcome(self._version(layer, expert, path, module), 3, 1, 2.345)
+
+
 @pytest.fixture
-async def admin(server: Server, tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
+def swaps() -> ScriptedSwaps:
+    return ScriptedSwaps()
+
+
+@pytest.fixture
+async def admin(server: Server, swaps: ScriptedSwaps, tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of the admin application in front of the scripted scheduler."""
     path = str(tmp_path / "admin.sock")
     async with AsyncExitStack() as stack:
         listening = stack.enter_context(bind_path(path, "server.admin_socket"))
-        await run_application(create_admin(server.state), [listening], stack)
+        await run_application(create_admin(server.state, AdminState(swaps=swaps)), [listening], stack)
         session = aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(path))
         yield await stack.enter_async_context(session)
 
@@ -64,3 +106,51 @@ async def test_the_public_server_has_no_admin_routes(server: Server) -> None:
     """Nothing under /admin is answered on the public address of a server without keys of scope admin."""
     for route in ADMIN_ROUTES:
         assert (await server.get(route.path)).status == 403
+
+
+async def test_experts_are_replaced_and_listed(admin: aiohttp.ClientSession, swaps: ScriptedSwaps) -> None:
+    """POST says what serves now, GET what was replaced so far."""
+    async with admin.post("/admin/experts/3/17", json={"file": "/a/b.bin", "module": "gelu"}) as answer:
+        assert answer.status == 200
+        done = await answer.json()
+    assert swaps.asked == [(3, 17, "/a/b.bin", "gelu")]
+    assert (done["layer"], done["expert"], done["streams"], done["free_slots"], done["milliseconds"]) == (
+        3,
+        17,
+        3,
+        1,
+        2.3,
+    )
+    async with admin.get("/admin/experts") as answer:
+        listed = await answer.json()
+    assert (listed["weights_generation"], listed["swap_slots"]) == (1, 0)
+    assert [(one["layer"], one["expert"], one["file"]) for one in listed["replaced"]] == [(3, 17, "/a/b.bin")]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/admin/experts/x/1", {"file": "/a"}, "layer"),
+        ("/admin/experts/1/-1", {"file": "/a"}, "expert"),
+        ("/admin/experts/1/12345678", {"file": "/a"}, "expert"),
+        ("/admin/experts/1/1", {"file": 5}, "file"),
+        ("/admin/experts/1/1", {"file": ""}, "file"),
+        ("/admin/experts/1/1", {"files": "/a"}, None),
+    ],
+)
+async def test_what_is_no_swap(
+    admin: aiohttp.ClientSession, swaps: ScriptedSwaps, path: str, body: Any, param: str | None
+) -> None:
+    """Numbers and fields of wrong kinds are 400, by name, and nothing is replaced."""
+    async with admin.post(path, json=body) as answer:
+        assert answer.status == 400
+        assert (await error_of(answer))["param"] == param
+    assert not swaps.asked
+
+
+async def test_a_refused_swap(admin: aiohttp.ClientSession, swaps: ScriptedSwaps) -> None:
+    """What the engines say comes back with its status."""
+    swaps.full = True
+    async with admin.post("/admin/experts/0/0", json={"file": "/a"}) as answer:
+        assert answer.status == 409
+        assert (await error_of(answer))["code"] == "full"

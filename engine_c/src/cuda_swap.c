@@ -1,0 +1,81 @@
+/*
+ * cuda_swap.c: experts that replace others in the arena.
+ *
+ *   helper     piece of the file ▸ page-locked ▸ copy stream ▸ block of the arena           (its own driver table)
+ *   loop       ... step n launched | row of the expert table copied in the main stream | step n + 1 launched ...
+ *
+ * The stream orders the copy of the row between two steps, so a step sees one expert or the other, never parts of both.
+ * The row's source is not written again before the copy is done: it is done when the next step is.
+ */
+#include "cuda_internal.h"
+#include "invariant.h"
+
+static int32_t check(const clb_engine* engine, const clb_swap_desc* desc, clb_error* error) {
+  const uint32_t precision = engine->cuda->precision;
+  for (uint32_t i = 0; i < CLB_EXPERT_PARTS; ++i) {
+    if (desc->sections[i].layout != CLB_LAYOUT_MMA) {
+      return clb_fail(error, CLB_ERR_UNSUPPORTED,
+                      "file %s: is not laid out for CUDA; take it from a pack of `colibrid convert --backend cuda`",
+                      desc->file->name);
+    }
+    if (desc->sections[i].precision != precision) {
+      return clb_fail(error, CLB_ERR_UNSUPPORTED,
+                      "file %s: its precision is %u, but the engine was opened with kernels for %u; convert it",
+                      desc->file->name, desc->sections[i].precision, precision);
+    }
+  }
+  return CLB_OK;
+}
+
+static int32_t begin(clb_engine* engine) {
+  struct clb_cuda* const cuda = engine->cuda;
+  cuda->helper = cuda->driver;
+  return cuda->helper.bind(&cuda->helper);
+}
+
+static int32_t put(clb_engine* engine, const clb_swap_part* part) {
+  clb_driver* const d = &engine->cuda->helper;
+  return d->copy_in(d, engine->cuda->device.copy_stream, part->address + part->offset, part->data, part->bytes);
+}
+
+static int32_t wait(clb_engine* engine) {
+  clb_driver* const d = &engine->cuda->helper;
+  return d->stream_wait(d, engine->cuda->device.copy_stream);
+}
+
+static int32_t bind(clb_engine* engine, uint32_t module, clb_error* error) {
+  struct clb_cuda* const cuda = engine->cuda;
+  if (module != 0u) {
+    return clb_fail(error, CLB_ERR_UNSUPPORTED,
+                    "on a GPU all experts are computed by the engine's own kernels; leave the kernel module out");
+  }
+  *cuda->swap_row = clb_cuda_expert(engine->swap.parts);
+  return CLB_OK;
+}
+
+static int32_t put_in_place(clb_engine* engine) {
+  struct clb_cuda* const cuda = engine->cuda;
+  clb_swap* const swap = &engine->swap;
+  swap->switched_at = cuda->launched;
+  return cuda->driver.copy_in(&cuda->driver, cuda->device.stream,
+                              cuda->layer_tables[swap->layer] + swap->expert * sizeof(clb_expert_weights),
+                              cuda->swap_row, sizeof *cuda->swap_row);
+}
+
+static bool served(const clb_engine* engine) {
+  struct clb_cuda* const cuda = engine->cuda;
+  if (cuda->seen > engine->swap.switched_at) {
+    return true;
+  }
+  return cuda->seen == cuda->launched && cuda->driver.stream_done(&cuda->driver, cuda->device.stream) == CLB_OK;
+}
+
+const clb_swap_backend clb_swap_cuda = {
+    .check = check,
+    .begin = begin,
+    .put = put,
+    .wait = wait,
+    .bind = bind,
+    .put_in_place = put_in_place,
+    .served = served,
+};
