@@ -50,7 +50,7 @@ def check(file: str, model: str | None, shape: str | None, memory: str | None, s
     loaded = load_settings(environment, file, sets, {})
 
     # Only now: mistakes of the file are told without all that.
-    from colibrid.cli.access import check_access  # noqa: PLC0415
+    from colibrid.cli.access import check_access, check_hosts, has_keys  # noqa: PLC0415
     from colibrid.cli.plan import find_model, find_shape, make_plan, plan_lines, settle  # noqa: PLC0415
     from colibrid.config.sizes import parse_bytes  # noqa: PLC0415
     from colibrid.engine.library import Library  # noqa: PLC0415
@@ -69,6 +69,8 @@ def check(file: str, model: str | None, shape: str | None, memory: str | None, s
         print(line)
     try:
         check_access(settings, environment, ())
+        if settings.server.listen is None:
+            check_hosts([settings.server.host], with_keys=has_keys(settings, environment, ()))
     except ConfigError as error:  # the file may be for another host
         for line in str(error).splitlines():
             print(f"  warning  here it would not start: {line}")

@@ -34,6 +34,7 @@ _VERBS = {
     "inspect": ("colibrid.cli.inspect", "Show what a model is and what it needs."),
     "keys": ("colibrid.cli.keys", "Add, list and revoke the keys that clients must send."),
     "config": ("colibrid.cli.config", "Check, show and describe configurations."),
+    "doctor": ("colibrid.cli.doctor", "Check this host, with a fix for each finding."),
     "bench": ("colibrid.cli.bench", "Measure the speed of this machine."),
 }
 

@@ -68,14 +68,25 @@ def resolve(model: str | None, options: CacheOptions, *, crc32c: Crc32c, progres
                 "or name the checkpoint"
             )
         return _resolve_pack(located, options, crc32c, progress)
-    dummy = options.weights == "dummy"
-    key = fingerprint(located.path, options.dtype, located.name, options.backend, plan=str(plan), weights=not dummy)
-    kind = "dummy.colibri" if dummy else "colibri"
-    target = options.cache_dir / f"{_file_name(located.name)}-{key[:_KEY_DIGITS]}.{kind}"
+    target = _place(located, options, plan)
     if is_pack(target):
         return Resolved(target, located.name, converted=False)
     _require_writable(options.cache_dir)
     return Resolved(target, located.name, converted=_make(located, target, options, plan, crc32c, progress))
+
+
+def must_convert(located: Located, options: CacheOptions) -> bool:
+    """Whether `resolve` would convert a checkpoint, into options.cache_dir. ConfigError: model.precision is wrong."""
+    plan = AS_IT_IS if options.precision is None else parse_plan(options.precision, "model.precision")
+    return not located.is_pack and not is_pack(_place(located, options, plan))
+
+
+def _place(located: Located, options: CacheOptions, plan: Plan) -> Path:
+    """Where the pack of a checkpoint is, or will be."""
+    dummy = options.weights == "dummy"
+    key = fingerprint(located.path, options.dtype, located.name, options.backend, plan=str(plan), weights=not dummy)
+    kind = "dummy.colibri" if dummy else "colibri"
+    return options.cache_dir / f"{_file_name(located.name)}-{key[:_KEY_DIGITS]}.{kind}"
 
 
 def locate(model: str | None, hub_cache: Path) -> Located:

@@ -111,6 +111,11 @@ def test_check_warns_of_what_is_wrong_here(tmp_path: Path, capsys: pytest.Captur
     path.write_text("engine: {device: cpu}\nauth: {keys_file: /nonexistent/keys}\n")
     assert run(["config", "check", str(path)]) == 0
     assert "warning  here it would not start: auth.keys_file /nonexistent/keys" in capsys.readouterr().out
+    path.write_text("engine: {device: cpu}\nserver: {host: 0.0.0.0}\n")
+    assert run(["config", "check", str(path)]) == 0
+    assert (
+        "would not start: 0.0.0.0 can be reached from other machines, and no API key is set" in capsys.readouterr().out
+    )
 
 
 def test_show_says_where_values_come_from(
