@@ -1,4 +1,4 @@
-"""`colibrid config check|show|schema|init`."""
+"""`colibrid config check|show|schema|init|reload`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from colibrid.cli.admin_client import admin_client, admin_options
 from colibrid.cli.options import engine_options, load_settings
 from colibrid.cli.shapes import SHAPES
 from colibrid.config.environment import read_environment
@@ -158,3 +159,16 @@ def init(file: str | None) -> None:
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}; choose another folder") from error
     print(f"{file}: every key with its default; {documents.SCHEMA_FILE} beside it is for editors")
+
+
+@config.command(short_help="Have a running daemon take the changed settings over.")
+@admin_options
+def reload(config_file: str | None, sets: tuple[str, ...], admin_socket: str | None) -> None:
+    """Have the running daemon read its configuration again, as SIGHUP does, and say what came of it.
+
+    The live keys are taken over, all or none; changed keys that need a restart are named. Exit code 1: it was refused.
+    """
+    change = admin_client(config_file, sets, admin_socket).post("/admin/reload", {})
+    print(f"changed: {', '.join(change['changed']) or 'nothing'}")
+    if change["needs_restart"]:
+        print(f"after a restart only: {', '.join(change['needs_restart'])}")

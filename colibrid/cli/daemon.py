@@ -227,7 +227,7 @@ async def _open_http(
     await start_server(state, listening.public, stack, None if tls is None else tls.listening)
     if listening.admin is not None:
         assert parts.pool.swaps is not None, "make_service gives it"
-        admin = AdminState(swaps=parts.pool.swaps)
+        admin = AdminState(swaps=parts.pool.swaps, reloader=reloader)
         await run_application(create_admin(state, admin), [listening.admin], stack)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from colibrid.http.admin_experts import list_experts, replace_expert
+from colibrid.http.admin_reload import reload_settings
 from colibrid.http.admin_state import ADMIN, AdminState
 from colibrid.http.answer import json_response
 from colibrid.http.context import context_of, open_context
@@ -54,6 +55,12 @@ ADMIN_ROUTES: tuple[AdminRoute, ...] = (
         path="/admin/experts/{layer}/{expert}",
         handler=replace_expert,
         summary="Replace one expert by that of a file, or the kernel that computes it",
+    ),
+    AdminRoute(
+        method="POST",
+        path="/admin/reload",
+        handler=reload_settings,
+        summary="Take changed settings over, as SIGHUP does",
     ),
 )
 

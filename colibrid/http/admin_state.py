@@ -9,6 +9,7 @@ from aiohttp import web
 
 if TYPE_CHECKING:
     from colibrid.engine.swaps import ExpertSwaps
+    from colibrid.ops.reload import SettingsReloader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,7 @@ class AdminState:
     """Parts of the daemon that its operator may look at and change."""
 
     swaps: ExpertSwaps
+    reloader: SettingsReloader
 
 
 ADMIN = web.AppKey("admin", AdminState)

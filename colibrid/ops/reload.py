@@ -13,6 +13,7 @@ itself; what it returns runs on the event loop and cannot fail.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import structlog
@@ -54,34 +55,35 @@ class SettingsReloader:
         self._prepares.append(prepare)
 
     async def reload(self) -> Change:
-        """Take over the live keys; the result names what changed, and what waits for a restart.
+        """Take over the live keys, and log it; the result names what changed, and what waits for a restart.
 
-        ConfigError says what is wrong, and nothing has changed.
+        ColibridError says what is wrong, and nothing has changed.
         """
         async with self._turn:
-            settings, change, commits = await asyncio.to_thread(self._prepared)
+            try:
+                settings, change, commits = await asyncio.to_thread(self._prepared)
+            except ColibridError as error:
+                self._log.error("reload_refused", errors=str(error).splitlines(), hint="the old settings stay in force")
+                raise
             for commit in commits:
                 commit()
             self._settings = settings
-            return change
+        if change.restart:
+            self._log.warning("reload_needs_restart", keys=change.restart)
+        self._log.info("reloaded", changed=change.live)
+        return change
 
     def request(self) -> None:
         """SIGHUP: `run` will reload. Signals that come while it does so make it reload once more."""
         self._wanted.set()
 
     async def run(self) -> None:
-        """Reloads when asked to and logs the outcome, until cancelled."""
+        """Reloads when asked to, until cancelled; what is refused has been logged."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            try:
-                change = await self.reload()
-            except ColibridError as error:
-                self._log.error("reload_refused", errors=str(error).splitlines(), hint="the old settings stay in force")
-                continue
-            if change.restart:
-                self._log.warning("reload_needs_restart", keys=change.restart)
-            self._log.info("reloaded", changed=change.live)
+            with contextlib.suppress(ColibridError):
+                await self.reload()
 
     def _prepared(self) -> tuple[Settings, Change, list[Commit]]:
         wanted = self._load()

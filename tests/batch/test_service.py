@@ -17,17 +17,18 @@ import pytest
 import uvloop
 
 from colibrid.batch.request import ExpertPolicy, GenerateRequest, GenerateResult, Sampling, TokenRecord
-from colibrid.batch.service import make_info, make_service
+from colibrid.batch.service import make_info, make_service, prepare_settings
 from colibrid.config.settings import (
     BatchSettings,
     EngineSettings,
     ExpertsSettings,
+    LimitsSettings,
     ModelSettings,
     Settings,
     TaskExpertsSettings,
 )
 from colibrid.engine.spec import make_spec
-from colibrid.errors import EngineFaultError, RequestError
+from colibrid.errors import ConfigError, EngineFaultError, RequestError
 
 if TYPE_CHECKING:
     from colibrid.batch.generation import LiveGeneration
@@ -468,6 +469,25 @@ def test_the_fingerprint_changes_with_what_may_change_the_text(bundled_pack: Pac
     file = msgspec.structs.replace(manifest.files[0], crc32c=(1,))
     changed = msgspec.structs.replace(manifest, files=(file, *manifest.files[1:]))
     assert make_info(spec, changed, "id", SETTINGS.experts).fingerprint not in same
+
+
+async def test_live_settings_are_followed_by_all_engines(library: Library, bundled_pack: Pack) -> None:
+    """Limits are shared out, the fingerprint follows the experts; what the model cannot do is refused and changes nothing."""
+    settings = msgspec.structs.replace(SETTINGS, engine=EngineSettings(device="cpu", replicas=2))
+    where = (str(bundled_pack.path), bundled_pack.manifest)
+    _, pool = make_service(library, settings, *where)
+    before = pool.info.fingerprint
+    with pytest.raises(ConfigError, match=r"experts\.per_token is 3"):
+        prepare_settings(pool, msgspec.structs.replace(settings, experts=ExpertsSettings(per_token=3)), *where)
+    assert pool.info.fingerprint == before
+    changed = msgspec.structs.replace(settings, experts=ExpertsSettings(threshold=0.5), limits=LimitsSettings(queue=7))
+    follow = prepare_settings(pool, changed, *where)
+    assert pool.info.fingerprint == before
+    follow()
+    assert pool.info.fingerprint != before
+    assert pool.info.fingerprint == make_service(library, changed, *where)[1].info.fingerprint
+    assert [lane.scheduler._limits.queue for lane in pool.lanes] == [4, 4]
+    pool.stop()
 
 
 async def test_two_engines_serve_the_same_tokens(start: Start) -> None:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 import pytest
 from daemon_process import DEADLINE_S, DaemonProcess, wait_for
 
+from colibrid.cli import main as front
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -190,12 +192,13 @@ def _is_ready(port: int) -> bool:
         connection.close()
 
 
-def test_hangup_reloads(model: str, tmp_path: Path) -> None:
+def test_hangup_reloads(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SIGHUP takes live keys over, names those that need a restart, and refuses a bad file with line and column."""
     config = tmp_path / "c.yaml"
     keys = tmp_path / "keys"
     config.write_text("limits: {max_tokens_default: 3}\n")
-    with DaemonProcess(tmp_path, model, "--config", str(config)) as daemon:
+    admin = str(tmp_path / "admin")
+    with DaemonProcess(tmp_path, model, "--config", str(config), "--set", f"server.admin_socket={admin}") as daemon:
         status, answer = daemon.wait_ready().request("POST", "/v1/chat/completions", NORWAY)
         assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
 
@@ -214,6 +217,15 @@ def test_hangup_reloads(model: str, tmp_path: Path) -> None:
         bearer = {"Authorization": "Bearer a-secret-of-mine"}
         status, answer = daemon.request("POST", "/v1/chat/completions", NORWAY, bearer)
         assert (status, answer["usage"]["completion_tokens"]) == (200, 4)
+
+        capsys.readouterr()
+        config.write_text(config.read_text().replace("4", "6"))
+        assert front.run(["config", "reload", "--admin-socket", admin]) == 0
+        assert capsys.readouterr().out == ("changed: limits.max_tokens_default\nafter a restart only: batch.slots\n")
+        config.write_text("limits: {queue: x}\n")
+        assert front.run(["config", "reload", "--admin-socket", admin]) == 1
+        assert f"{config}:1:17: limits.queue must be" in capsys.readouterr().err
+        assert daemon.request("POST", "/v1/chat/completions", NORWAY, bearer)[1]["usage"]["completion_tokens"] == 6
 
 
 def test_engine_death_is_survived(model: str, tmp_path: Path) -> None:

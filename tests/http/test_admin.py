@@ -6,13 +6,17 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from colibrid.cli.listen import bind_path
+from colibrid.config.settings import Settings
 from colibrid.engine.swaps import ExpertSwaps, Outcome, SwapRefusedError, Version
+from colibrid.errors import ConfigError
 from colibrid.http.admin import ADMIN_ROUTES, create_admin
 from colibrid.http.admin_state import AdminState
 from colibrid.http.runner import run_application
+from colibrid.ops.reload import SettingsReloader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,12 +66,33 @@ def swaps() -> ScriptedSwaps:
 
 
 @pytest.fixture
-async def admin(server: Server, swaps: ScriptedSwaps, tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
+def wanted() -> list[Settings | str]:
+    """What the next reload will find: settings, or mistakes."""
+    return [Settings()]
+
+
+@pytest.fixture
+def reloader(wanted: list[Settings | str]) -> SettingsReloader:
+    def load() -> Settings:
+        found = wanted[0]
+        if isinstance(found, str):
+            raise ConfigError(found)
+        return found
+
+    return SettingsReloader(Settings(), load)
+
+
+@pytest.fixture
+async def admin(
+    server: Server, swaps: ScriptedSwaps, reloader: SettingsReloader, tmp_path: Path
+) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of the admin application in front of the scripted scheduler."""
     path = str(tmp_path / "admin.sock")
     async with AsyncExitStack() as stack:
         listening = stack.enter_context(bind_path(path, "server.admin_socket"))
-        await run_application(create_admin(server.state, AdminState(swaps=swaps)), [listening], stack)
+        await run_application(
+            create_admin(server.state, AdminState(swaps=swaps, reloader=reloader)), [listening], stack
+        )
         session = aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(path))
         yield await stack.enter_async_context(session)
 
@@ -106,6 +131,25 @@ async def test_the_public_server_has_no_admin_routes(server: Server) -> None:
     """Nothing under /admin is answered on the public address of a server without keys of scope admin."""
     for route in ADMIN_ROUTES:
         assert (await server.get(route.path)).status == 403
+
+
+async def test_reload(admin: aiohttp.ClientSession, reloader: SettingsReloader, wanted: list[Settings | str]) -> None:
+    """POST /admin/reload names what changed and what waits for a restart; all mistakes come back, and change nothing."""
+    wanted[0] = msgspec.convert({"limits": {"queue": 9}, "batch": {"slots": 3}}, Settings)
+    async with admin.post("/admin/reload") as answer:
+        assert (answer.status, await answer.json()) == (
+            200,
+            {"changed": ["limits.queue"], "needs_restart": ["batch.slots"]},
+        )
+    assert reloader.settings.limits.queue == 9
+    wanted[0] = "c.yaml:1:2: one\nc.yaml:3:4: two"
+    async with admin.post("/admin/reload") as answer:
+        assert answer.status == 400
+        error = await error_of(answer)
+    assert error["code"] == "configuration_refused"
+    assert "c.yaml:1:2: one" in error["message"]
+    assert "c.yaml:3:4: two" in error["message"]
+    assert reloader.settings.limits.queue == 9
 
 
 async def test_experts_are_replaced_and_listed(admin: aiohttp.ClientSession, swaps: ScriptedSwaps) -> None:
