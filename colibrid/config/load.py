@@ -30,6 +30,7 @@ BUILT_IN = "built-in default"
 _ENVIRONMENT_PREFIX = "COLIBRID_"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _NAME_LENGTH = 64
+_MOST_ERRORS = 100  # that are told
 _PRESENT = object()  # the value of a list, of a map and of their entries: they are there, even if they hold nothing
 
 
@@ -73,7 +74,9 @@ def load(
             at = next((found.origins[key] for key in conflict.keys if found.origins[key] != BUILT_IN), BUILT_IN)
             found.errors.append(f"{at}: {conflict.message}")
     if found.errors:
-        raise ConfigError("\n".join(found.errors))
+        more = len(found.errors) - _MOST_ERRORS
+        rest = [f"and {more} more mistakes"] if more > 0 else []
+        raise ConfigError("\n".join([*found.errors[:_MOST_ERRORS], *rest]))
     return Loaded(settings, MappingProxyType(found.origins))
 
 
@@ -259,7 +262,7 @@ class _Found:
         self.origins[path] = origin
 
     def _unknown(self, path: str, text: str | None, origin: str) -> None:
-        near = nearest_key(path)
+        near = nearest_key(path) if len(self.errors) < _MOST_ERRORS else None  # the others are only counted
         hint = f"did you mean {near}?" if near else "conf/colibrid.yaml lists all keys"
         given = "" if text is None else f" (given: {shorten(text)})"
         self.errors.append(f"{origin}: unknown key {shorten(path)}{given}; {hint}")

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     Prepare = Callable[[Settings], Commit]
 
 
+_LOGGED_ERRORS = 8  # a log line has room for so many of so many characters
+_ERROR_CHARACTERS = 400
+
+
 class SettingsReloader:
     """Owner of the settings in force. Lives on one event loop."""
 
@@ -63,7 +67,9 @@ class SettingsReloader:
             try:
                 settings, change, commits = await asyncio.to_thread(self._prepared)
             except ColibridError as error:
-                self._log.error("reload_refused", errors=str(error).splitlines(), hint="the old settings stay in force")
+                lines = [line[:_ERROR_CHARACTERS] for line in str(error).splitlines()]
+                hint = "the old settings stay in force; `colibrid config check` tells all mistakes"
+                self._log.error("reload_refused", errors=lines[:_LOGGED_ERRORS], count=len(lines), hint=hint)
                 raise
             for commit in commits:
                 commit()

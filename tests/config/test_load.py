@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import msgspec
@@ -162,3 +163,29 @@ def test_experts_take_one_number_or_one_for_each_layer(tmp_path: Path) -> None:
         (error,) = _errors(_file(tmp_path, f"experts: {{per_token: {text}}}\n"))
         assert "experts.per_token must be" in error
         assert "list of at most 256 items, each a whole number from 0 to 16" in error
+
+
+def test_many_mistakes_are_counted(tmp_path: Path) -> None:
+    """A file of thousands of mistakes is told in a hundred lines and the number of the others, without delay."""
+    errors = _errors(_file(tmp_path, "".join(f"nonsense{number}: {number}\n" for number in range(3000))))
+    assert len(errors) == 101
+    assert errors[-1] == "and 2900 more mistakes"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_files_are_refused_or_read(tmp_path: Path, seed: int) -> None:
+    """Whatever is cut out of, put into or exchanged in a valid file, the outcome is settings or a ConfigError."""
+    chance = random.Random(seed)
+    text = DOCUMENTED.read_text()
+    pieces = ["\n", " ", ":", "- ", "{", "}", "[", "]", "&a ", "*a", "!!x ", "#", "'", '"', "|", ">", "---\n", "\t", "\x00",
+              "1e999", "~", "é", "\ud7ff", "server:", "? "]  # fmt: skip
+    for _ in range(25):
+        damaged = text
+        for _ in range(chance.randint(1, 4)):
+            at, end = sorted(chance.randrange(len(damaged) + 1) for _ in range(2))
+            end = min(end, at + chance.choice((0, 0, 1, 3, 40)))
+            damaged = damaged[:at] + chance.choice(pieces) + damaged[end:]
+        try:
+            assert isinstance(load(_file(tmp_path, damaged)).settings, Settings)
+        except ConfigError as error:
+            assert all(str(tmp_path) in line or "more mistakes" in line for line in str(error).splitlines())

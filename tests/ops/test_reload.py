@@ -107,5 +107,5 @@ async def test_signals_during_a_reload_make_one_more() -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await task
     assert [entry["event"] for entry in logs] == ["reload_refused", "reloaded"]
-    assert logs[0]["errors"] == ["one", "two"]
+    assert (logs[0]["errors"], logs[0]["count"]) == (["one", "two"], 2)
     assert len(loads) == 2
