@@ -50,7 +50,7 @@ async def serving(library: Library, pack: Pack, **sections: Any) -> AsyncIterato
         await fleet.wait_ready()
         listening = socket.create_server(("127.0.0.1", 0))
         stack.callback(listening.close)
-        text = load_text(pack.path, pack.manifest)
+        text = load_text(pack.path, pack.manifest.text)
         await start_server(AppState(settings=settings, scheduler=pool, text=text), [listening], stack)
         session = await stack.enter_async_context(aiohttp.ClientSession())
         yield Live(f"http://127.0.0.1:{listening.getsockname()[1]}", fleet, pool, session)

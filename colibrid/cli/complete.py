@@ -84,7 +84,7 @@ async def _complete(settings: Settings, resolved: Resolved, library: Library, qu
         # Imported here: meanwhile the engine process loads.
         from colibrid.http.state import load_text  # noqa: PLC0415
 
-        text = load_text(parts.pack.path, parts.pack.manifest)
+        text = load_text(parts.pack.path, parts.pack.manifest.text)
         stack.callback(text.tokenizer.close)
         request = _request(question, text, parts.pool.info, settings)
         await parts.fleet.wait_ready()

@@ -206,7 +206,7 @@ async def _open_http(
 
     keys = read_access(order.settings, order.environment, order.api_keys)
     log_access(order.settings, order.environment, order.api_keys, keys)
-    text = load_text(parts.pack.path, parts.pack.manifest)
+    text = load_text(parts.pack.path, parts.pack.manifest.text)
     state = AppState(settings=order.settings, scheduler=parts.pool, text=text, keys=keys)
     stack.callback(text.tokenizer.close)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from colibrid.batch.interfaces import GenerationService
     from colibrid.config.settings import Settings
-    from colibrid.model.manifest import Manifest
+    from colibrid.model.manifest import TextFiles
 
 
 @dataclass(slots=True)
@@ -72,9 +72,8 @@ class AppState:
 STATE = web.AppKey("state", AppState)
 
 
-def load_text(folder: Path, manifest: Manifest) -> ModelText:
-    """Reads the text files that the manifest of the pack in `folder` names. Raises ModelError naming the file."""
-    files = manifest.text
+def load_text(folder: Path, files: TextFiles) -> ModelText:
+    """Reads the named files of a pack or a checkpoint. Raises ModelError naming the file."""
 
     def place(name: str | None) -> Path | None:
         return None if name is None else folder / name

@@ -61,4 +61,5 @@ def distance(
         )
     positions = len(following)
     scored = max(int((following >= 0).sum()), 1)
-    return Distance(positions, max(sums[0] / positions, 0.0), sums[1] / positions, sums[2] / scored, sums[3] / scored)
+    kl, same, loss, own_loss = map(float, sums)
+    return Distance(positions, max(kl / positions, 0.0), same / positions, loss / scored, own_loss / scored)

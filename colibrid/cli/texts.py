@@ -1,0 +1,98 @@
+"""Texts and questions of a user's own, from JSON lines: for calibration and comparison.
+
+{"text": "..."}                                         a text as it is
+{"messages": [...]}                                     a conversation, written by the model's chat template
+{"messages": [...], "answer": "..."}                    a question, and the answer that is right
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from colibrid.errors import ConfigError, ModelError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from colibrid.model.manifest import TextFiles
+    from colibrid.text.model_text import ModelText
+
+MAX_FILE_BYTES = 256 << 20
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of the file; fields that are not named here are passed over."""
+
+    text: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    answer: str | None = None
+
+
+def read_lines(path: str, option: str) -> list[Line]:
+    """ConfigError naming the option, the file and the line that is wrong."""
+    place = Path(path).expanduser()
+    try:
+        size = place.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise ConfigError(f"{option} {path}: {size} bytes, at most {MAX_FILE_BYTES}; give a part of it")
+        data = place.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: cannot be read: {error.strerror}") from None
+    lines = []
+    for number, line in enumerate(data.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = msgspec.json.decode(line, type=Line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{option} {path}, line {number}: {error}") from None
+        if found.text is None and found.messages is None:
+            raise ConfigError(f'{option} {path}, line {number}: neither "text" nor "messages" in it')
+        lines.append(found)
+    if not lines:
+        raise ConfigError(f"{option} {path}: no lines in it")
+    return lines
+
+
+def load_model_text(folder: Path, files: TextFiles) -> ModelText:
+    """Tokenizer and chat template of a pack or a checkpoint. ModelError: it has no tokenizer."""
+    # Imported here: they take as long as the rest of a command that may not need them.
+    from colibrid.http.state import load_text  # noqa: PLC0415
+
+    if files.tokenizer is None:
+        raise ModelError(f"{folder}: no tokenizer.json, so texts cannot be read; copy it there")
+    return load_text(folder, files)
+
+
+def token_ids(lines: Sequence[Line], text: ModelText, longest: int, most: int | None = None) -> list[list[int]]:
+    """The lines as token ids, each cut at `longest`, together at `most`. ConfigError: nothing is left."""
+    found: list[list[int]] = []
+    total = 0
+    for line in lines:
+        if line.text is not None:
+            ids = text.tokenizer.encode(line.text, add_special_tokens=False)
+        else:
+            ids = prompt_ids(line, text, generation=False)
+        room = longest if most is None else min(longest, most - total)
+        if ids[:room]:
+            found.append(ids[:room])
+            total += len(found[-1])
+        if most is not None and total >= most:
+            break
+    if not found:
+        raise ConfigError("the texts have no tokens; give some with more in them")
+    return found
+
+
+def prompt_ids(line: Line, text: ModelText, *, generation: bool = True) -> list[int]:
+    """A conversation by the chat template; `generation`: up to where the answer begins."""
+    if text.template is None:
+        raise ConfigError('the model has no chat template, so lines with "messages" cannot be read; give "text"')
+    try:
+        rendered = text.template.render(line.messages or [], add_generation_prompt=generation)
+    except RequestError as error:
+        raise ConfigError(f"messages that the chat template refuses: {error}") from None
+    return text.tokenizer.encode(rendered, add_special_tokens=False)
