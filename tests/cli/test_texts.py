@@ -1,0 +1,72 @@
+"""Texts and questions from JSON lines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from colibrid.cli.texts import Line, load_model_text, prompt_ids, read_lines, token_ids
+from colibrid.errors import ConfigError, ModelError
+from colibrid.model.cache import BUNDLED_MODEL
+from colibrid.model.checkpoint import read_json, text_files
+from colibrid.model.manifest import TextFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from colibrid.text.model_text import ModelText
+
+
+@pytest.fixture(scope="module")
+def text() -> Iterator[ModelText]:
+    found = load_model_text(BUNDLED_MODEL, text_files(BUNDLED_MODEL, read_json(BUNDLED_MODEL, "config.json")))
+    yield found
+    found.tokenizer.close()
+
+
+def test_lines_are_texts_or_conversations(tmp_path: Path) -> None:
+    """Empty lines and unknown fields are passed over."""
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "one", "more": 1}\n\n{"messages": [{"role": "user", "content": "two"}], "answer": "3"}\n')
+    lines = read_lines(str(file), "--data")
+    assert [line.text for line in lines] == ["one", None]
+    assert lines[1].answer == "3"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"text": "a"}\n{"text": 3}', "line 2"),
+        ("{", "line 1"),
+        ('{"prompt": "a"}', 'neither "text" nor "messages"'),
+        ("\n\n", "no lines"),
+    ],
+)
+def test_wrong_lines_are_named(content: str, words: str, tmp_path: Path) -> None:
+    """By option, file and line."""
+    file = tmp_path / "a.jsonl"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_lines(str(file), "--data")
+    assert str(caught.value).startswith(f"--data {file}")
+
+
+def test_token_ids_are_cut(text: ModelText) -> None:
+    """Each text at its longest, all together at the most; a conversation is written by the chat template."""
+    lines = [Line(text="hello hello hello hello"), Line(text="good day"), Line(text="never read")]
+    whole = token_ids(lines, text, 100)
+    assert len(whole) == 3
+    assert token_ids(lines, text, 2) == [ids[:2] for ids in whole]
+    assert token_ids(lines, text, 100, len(whole[0]) + 1) == [whole[0], whole[1][:1]]
+    asked = Line(messages=[{"role": "user", "content": "hi"}])
+    assert prompt_ids(asked, text)[: len(token_ids([asked], text, 100)[0])] == token_ids([asked], text, 100)[0]
+    with pytest.raises(ConfigError, match="no tokens"):
+        token_ids([Line(text="")], text, 10)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    """Texts cannot be read there."""
+    with pytest.raises(ModelError, match=r"no tokenizer.json"):
+        load_model_text(tmp_path, TextFiles())
