@@ -71,7 +71,14 @@ def test_end_and_emptiness_are_told_apart(pair: tuple[socket.socket, socket.sock
     assert control.receive(pair[1]) is None
 
 
-def frame(payload: bytes, *, magic: bytes = b"CLBF", version: int = control.PROTOCOL_VERSION, fds: int = 0, size: int | None = None) -> bytes:
+def frame(
+    payload: bytes,
+    *,
+    magic: bytes = b"CLBF",
+    version: int = control.PROTOCOL_VERSION,
+    fds: int = 0,
+    size: int | None = None,
+) -> bytes:
     return struct.pack("<4sHHI", magic, version, fds, len(payload) if size is None else size) + payload
 
 
