@@ -14,7 +14,7 @@
 #define CLB_DOTS16_RANK CLB_ISA_RANK
 #define CLB_DOTS16_MOVED 128
 #define CLB_DOTS16_TOKENS 6u /* at once; with so many tiles: */
-#define CLB_DOTS16_TILES(tokens) ((tokens) <= 2u ? 8u : 4u)
+#define CLB_DOTS16_TILES(tokens) 4u
 
 typedef __m512i clb_ints16;
 typedef __m512i clb_dots16;

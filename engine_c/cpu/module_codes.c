@@ -3,8 +3,8 @@
  * inputs are rows of codes (colibri.h). One source, compiled once per instruction set (which lanes16.h and dots16.h
  * look up); exports clb_module_entry and nothing else.
  *
- * For few tokens many tiles are done at once, which are as many streams from memory, each prefetched ahead. For many,
- * few tiles stay in the second-level cache while the tokens come in groups whose sums fit the registers.
+ * Some tiles are done at once, which are as many streams from memory, each prefetched ahead; they stay in the
+ * second-level cache while the tokens come in groups whose sums fit the registers.
  *
  *   block of 32 columns   integers, exact         dots16.h
  *   group of blocks       part += code scale * integer sum, by blocks in rising order
@@ -37,9 +37,11 @@ enum {
   LINE_COLS = MODULE_PRECISION == CLB_INT8 ? 4 : 8,
   BLOCK_LINES = CLB_CODE_BLOCK / LINE_COLS,
   MIDDLE = 8, /* zero point of int4 without zero points */
-  TILES = 8,
+  TILES = 4,
   TOKENS = CLB_DOTS16_TOKENS,
-  AHEAD = 1024 /* bytes that a stream is prefetched ahead */
+  AHEAD = 2048,       /* bytes that values are prefetched ahead */
+  SCALES_AHEAD = 128, /* numbers that scales are, for so few tokens that memory is what counts */
+  FEW = 4
 };
 
 typedef struct tile {
@@ -80,9 +82,7 @@ static CLB_ALWAYS_INLINE void add_lines(const patch* work, size_t first, const s
 #pragma GCC unroll 8
     for (size_t n = 0; n < count; ++n) {
       const unsigned char* const line = work->tiles[first + n].values + at;
-      if (tokens <= 2) {
-        __builtin_prefetch(line + AHEAD);
-      }
+      __builtin_prefetch(line + AHEAD);
 #if CLB_MODULE_PRECISION == 4
       clb_bytes64_int4(line, &low[n], &high[n]);
 #else
@@ -160,7 +160,11 @@ static CLB_ALWAYS_INLINE void multiply_some(patch* work, size_t first, const siz
     }
 #pragma GCC unroll 8
     for (size_t n = 0; n < count; ++n) {
-      const clb_lanes16 scale = clb_lanes16_load_half(work->tiles[first + n].scales + group * ROWS);
+      const uint16_t* const scales = work->tiles[first + n].scales + group * ROWS;
+      const clb_lanes16 scale = clb_lanes16_load_half(scales);
+      if (tokens <= FEW) {
+        __builtin_prefetch(scales + SCALES_AHEAD);
+      }
 #pragma GCC unroll 8
       for (size_t t = 0; t < tokens; ++t) {
         sums[n][t] = clb_lanes16_add_product(sums[n][t], parts[n][t], scale);
@@ -182,9 +186,6 @@ static CLB_ALWAYS_INLINE void multiply_some(patch* work, size_t first, const siz
 /* All tiles with `tokens` tokens. tokens and zeros are constant. */
 static CLB_ALWAYS_INLINE void multiply_tiles(patch* work, size_t count, const size_t tokens, const int zeros) {
   size_t n = 0;
-  for (; CLB_DOTS16_TILES(tokens) >= 8u && n + 8 <= count; n += 8) {
-    multiply_some(work, n, 8, tokens, zeros);
-  }
   for (; CLB_DOTS16_TILES(tokens) >= 4u && n + 4 <= count; n += 4) {
     multiply_some(work, n, 4, tokens, zeros);
   }
