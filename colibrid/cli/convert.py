@@ -80,7 +80,11 @@ def convert(
     report = (lambda *_: None) if progress is None else progress
     try:
         if dummy is None and is_pack(Path(paths[0]).expanduser()):
-            _refuse(plan, f"{paths[0]} is a pack, which keeps its formats; convert or quantize the checkpoint")
+            if plan.rules:
+                raise ConfigError(
+                    f"--precision: {str(plan)!r} given, but {paths[0]} is a pack, which keeps its formats; convert or quantize "
+                    "the checkpoint"
+                )
             manifest = _relay(paths[0], target, dtype, report, backend, name)
         elif dummy is None:
             manifest = conversion.convert(
@@ -94,8 +98,7 @@ def convert(
                 plan=plan,
             )
         else:
-            _refuse(plan, "random weights have one precision; choose it by --dtype")
-            manifest = _write_random(dummy, target, dtype, report, backend, name, seed)
+            manifest = _write_random(dummy, target, dtype, report, backend, name, seed, plan)
     finally:
         if progress is not None:
             progress.close()
@@ -112,11 +115,6 @@ def summary(where: str, manifest: Manifest) -> str:
         if section.role not in FP32_ROLES
     )
     return f"{where}: {manifest.family}, {', '.join(names)}, {format_bytes(size)} in {len(manifest.files)} files"
-
-
-def _refuse(plan: Plan, why: str) -> None:
-    if plan.rules:
-        raise ConfigError(f"--precision: {str(plan)!r} given, but {why}")
 
 
 def checkpoint_folder(src: str) -> Path:
@@ -148,6 +146,7 @@ def _write_random(
     backend: Backend,
     name: str | None,
     seed: int,
+    plan: Plan,
 ) -> Manifest:
     # Imported here: other conversions do without.
     from colibrid.model.random_pack import write_random_pack  # noqa: PLC0415
@@ -159,5 +158,13 @@ def _write_random(
         elif not (source / "config.json").is_file():
             raise ConfigError(f"--dummy {shape}: write one of {', '.join(SHAPES)}, or a folder with a config.json")
         return write_random_pack(
-            source, target, dtype, report, crc32c=checksum(Library()), backend=backend, name=name, seed=seed
+            source,
+            target,
+            dtype,
+            report,
+            crc32c=checksum(Library()),
+            backend=backend,
+            name=name,
+            seed=seed,
+            format_of=plan,
         )

@@ -16,6 +16,7 @@ from colibrid.errors import ColibridError, ConfigError
 from colibrid.model.cache import locate
 from colibrid.model.dummy import dummy_manifest
 from colibrid.model.pack import open_pack
+from colibrid.model.precision import parse_plan
 from colibrid.model.relaid import relaid
 
 if TYPE_CHECKING:
@@ -78,7 +79,9 @@ def _refusal(settings: Settings, model: str | None, environment: Environment, li
             if manifest.backend == "any":  # it will be laid out anew
                 manifest = relaid(manifest, "cuda")
         else:
-            manifest = dummy_manifest(located.path, settings.model.dtype, backend="cuda")
+            rules = settings.model.precision
+            plan = None if rules is None else parse_plan(rules, "model.precision")
+            manifest = dummy_manifest(located.path, settings.model.dtype, backend="cuda", format_of=plan)
         spec = make_spec(settings, str(located.path), manifest)
     except ColibridError:
         return None  # it is told where the model is resolved

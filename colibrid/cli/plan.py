@@ -19,10 +19,8 @@ from colibrid.engine.replicas import make_specs
 from colibrid.errors import ModelError
 from colibrid.model.cache import locate
 from colibrid.model.dummy import dummy_manifest
-from colibrid.model.formats import FORMATS
-from colibrid.model.layout import FP32_ROLES
 from colibrid.model.pack import open_pack
-from colibrid.model.precision import check_plan, parse_plan
+from colibrid.model.precision import parse_plan
 from colibrid.model.relaid import relaid
 
 if TYPE_CHECKING:
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     from colibrid.engine.library import Library
     from colibrid.engine.spec import EngineSpec
     from colibrid.engine.state import MemoryPlan
-    from colibrid.model.formats import Format
-    from colibrid.model.layout import Tensor
     from colibrid.model.manifest import Backend, Manifest
 
 
@@ -81,19 +77,9 @@ def find_shape(settings: Settings, shape: str) -> Found:
 
 def _described(settings: Settings, folder: Path, name: str, backend: Backend) -> Manifest:
     """What a conversion of the checkpoint would make. ConfigError: model.precision does not fit the model."""
-    dtype, rules = settings.model.dtype, settings.model.precision
-    manifest = dummy_manifest(folder, dtype, name, backend)
-    if rules is None:
-        return manifest
-    plan = parse_plan(rules, "model.precision")
-    tied = manifest.hyperparameters.tied_head
-    check_plan(plan, manifest.layers, tied_head=tied, field="model.precision")
-
-    def format_of(tensor: Tensor) -> Format:
-        exact = tensor.role in FP32_ROLES
-        return FORMATS["fp32" if exact else plan.format_of(tensor, manifest.precision)]
-
-    return dummy_manifest(folder, dtype, name, backend, format_of)
+    rules = settings.model.precision
+    formats = None if rules is None else parse_plan(rules, "model.precision")
+    return dummy_manifest(folder, settings.model.dtype, name, backend, formats)
 
 
 def settle(

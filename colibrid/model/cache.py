@@ -173,7 +173,7 @@ def _make(
 
     try:
         if options.weights == "dummy":
-            write_dummy_pack(located.path, target, options.dtype, located.name, options.backend)
+            write_dummy_pack(located.path, target, options.dtype, located.name, options.backend, plan)
         else:
             convert(
                 located.path,

@@ -15,6 +15,7 @@ from colibrid.model.families.config import Config
 from colibrid.model.fingerprint import Dtype, fingerprint
 from colibrid.model.manifest import PACK_VERSION, Backend, FloatPrecision, Manifest
 from colibrid.model.pack_writer import open_writer
+from colibrid.model.precision import Plan, check_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,12 +30,11 @@ def dummy_manifest(
     dtype: Dtype = "auto",
     name: str | None = None,
     backend: Backend = "cpu",
-    format_of: FormatOf | None = None,
+    format_of: FormatOf | Plan | None = None,
 ) -> Manifest:
     """The description of the model that the folder's config.json asks for. auto: bf16 unless config.json says another.
 
-    format_of: of each tensor; else all are in that precision.
-
+    format_of: of each tensor, or rules for those that are not in that precision. ConfigError: rules for what is not there.
     Its files are never read, but the description is checked like any other.
 
     ModelError: config.json is unreadable, or asks for something that is not supported.
@@ -44,6 +44,10 @@ def dummy_manifest(
     description = family.read(Config(config))
     said = config.get("dtype") or config.get("torch_dtype")
     precision = _PRECISION_OF.get(str(said), "bf16") if dtype == "auto" else dtype
+    formats = format_of
+    if isinstance(formats, Plan):
+        check_plan(formats, description.layers, tied_head=description.hyperparameters.tied_head)
+        formats = formats.formats(precision)
     return Manifest(
         version=PACK_VERSION,
         backend=backend,
@@ -54,7 +58,7 @@ def dummy_manifest(
         hyperparameters=description.hyperparameters,
         layers=description.layers,
         files=layout.planned_files(
-            description.hyperparameters, description.layers, precision, layout.LAYOUT_OF[backend], format_of
+            description.hyperparameters, description.layers, precision, layout.LAYOUT_OF[backend], formats
         ),
         text=text_files(folder, config),
     )
@@ -66,7 +70,7 @@ def write_dummy_pack(
     dtype: Dtype = "auto",
     name: str | None = None,
     backend: Backend = "cpu",
-    format_of: FormatOf | None = None,
+    format_of: FormatOf | Plan | None = None,
 ) -> Manifest:
     """Writes colibri.json and the texts to DST. PackExistsError, ModelError: as in convert."""
     manifest = dummy_manifest(src, dtype, name, backend, format_of)

@@ -26,13 +26,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from colibrid.errors import ConfigError, ModelError
-from colibrid.model.formats import format_of
+from colibrid.model.formats import FORMATS, format_of
+from colibrid.model.layout import FP32_ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colibrid.model.layout import Tensor
-    from colibrid.model.manifest import Layer
+    from colibrid.model.layout import FormatOf, Tensor
+    from colibrid.model.manifest import FloatPrecision, Layer
 
 MAX_RULES = 4096
 MAX_NUMBER = 1 << 20
@@ -99,6 +100,7 @@ class Plan(msgspec.Struct, frozen=True):
     """All rules, in the order in which later ones win."""
 
     rules: tuple[Rule, ...] = ()
+    field: str = "--precision"  # where they stand, for messages
 
     def format_of(self, tensor: Tensor, otherwise: str) -> str:
         """The format of a matrix; `otherwise` where no rule fits."""
@@ -107,6 +109,10 @@ class Plan(msgspec.Struct, frozen=True):
             if rule.fits(tensor):
                 found = rule.format
         return found
+
+    def formats(self, precision: FloatPrecision) -> FormatOf:
+        """Of all tensors, those that stay fp32 among them, where `precision` is that of the rest."""
+        return lambda tensor: FORMATS["fp32" if tensor.role in FP32_ROLES else self.format_of(tensor, precision)]
 
     def __str__(self) -> str:
         """The rules in one spelling: equal plans give equal texts."""
@@ -130,11 +136,14 @@ def parse_plan(text: str, field: str = "--precision") -> Plan:
         if rule.target in rules:
             raise ConfigError(f"{field}: {rule.target!r} is named twice; leave one of the two out")
         rules[rule.target] = rule
-    return Plan(tuple(sorted(rules.values(), key=lambda rule: rule.rank)))
+    # Only rules with ranges can overlap, and keep their order.
+    order = sorted(rules.values(), key=lambda rule: (rule.rank, rule.part if rule.layers is None else ""))
+    return Plan(tuple(order), field)
 
 
-def check_plan(plan: Plan, layers: Sequence[Layer], *, tied_head: bool, field: str = "--precision") -> None:
+def check_plan(plan: Plan, layers: Sequence[Layer], *, tied_head: bool) -> None:
     """ConfigError iff a rule speaks of a layer, an expert or a part that the model does not have."""
+    field = plan.field
     for rule in plan.rules:
         reached = _reached(rule, layers, field)
         if rule.part == "head" and tied_head:

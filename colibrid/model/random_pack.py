@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from colibrid.model.layout import FormatOf
     from colibrid.model.manifest import Backend, FloatPrecision, Manifest, PackFile, Section
     from colibrid.model.pack_writer import Crc32c, Progress
+    from colibrid.model.precision import Plan
 
 BLOCK_VALUES = 16 << 20  # made at once
 MOST_THREADS = 8
@@ -54,11 +55,11 @@ def write_random_pack(
     backend: Backend = "cpu",
     name: str | None = None,
     seed: int = 0,
-    format_of: FormatOf | None = None,
+    format_of: FormatOf | Plan | None = None,
 ) -> Manifest:
     """Writes the pack DST of the model that config.json in the folder SRC describes. Errors as in convert.
 
-    format_of: of each tensor; else all are in the precision of `dtype`.
+    format_of: as in dummy_manifest.
     """
     manifest = dummy_manifest(src, dtype, name, backend, format_of)
     formats = zlib.crc32(msgspec.json.encode(manifest.files))

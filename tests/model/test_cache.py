@@ -7,7 +7,10 @@ import threading
 import zlib
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
+from int4_checkpoints import CASES as WIDE
+from random_checkpoints import write_checkpoint
 
 from colibrid.errors import ConfigError, ModelError
 from colibrid.model import cache
@@ -177,3 +180,19 @@ def test_two_processes_that_start_at_once_make_one_pack(source: Path, options: C
     assert len({result.path for result in results}) == 1
     assert sum(result.converted for result in results) == 1
     assert [path.name for path in options.cache_dir.iterdir()] == [results[0].path.name]
+
+
+def test_rules_of_precision_are_part_of_the_key(tmp_path: Path, options: CacheOptions) -> None:
+    """Equal rules, however they are written, give one pack; others another, in their formats; a pack takes none."""
+    source = write_checkpoint(WIDE[0], tmp_path / "src")
+    texts = (None, "experts=int4-g32, dense=int8", "dense = INT8,experts=int4-g32", "experts=int8")
+    found = [_resolve(str(source), msgspec.structs.replace(options, precision=text)) for text in texts]
+    assert [each.converted for each in found] == [True, True, False, True]
+    assert found[1].path == found[2].path
+    small = open_pack(found[1].path).manifest
+    assert {section.precision for file in small.files for section in file.sections} == {"fp32", "fp16", "int4", "int8"}
+    wrong = msgspec.structs.replace(options, precision="experts=int4")
+    with pytest.raises(ConfigError, match=r"model.precision: 'experts=int4-g64' given, but .* is a pack"):
+        _resolve(str(found[0].path), wrong)
+    with pytest.raises(ConfigError, match=r"model.precision: 'int5': "):
+        _resolve(str(source), msgspec.structs.replace(options, precision="int5"))

@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import json
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from int4_checkpoints import CASES as WIDE
 from random_cases import CASES, Case
 from random_checkpoints import write_checkpoint
 
-from colibrid.errors import ModelError
+from colibrid.errors import ConfigError, ModelError
 from colibrid.model.cache import CacheOptions, resolve
 from colibrid.model.convert import convert
 from colibrid.model.dummy import dummy_manifest, write_dummy_pack
 from colibrid.model.pack import open_pack
+from colibrid.model.precision import parse_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,3 +73,22 @@ def test_the_cache_keeps_dummy_packs_apart(tmp_path: Path) -> None:
     dummy = resolve(str(src), CacheOptions(**places, weights="dummy"), crc32c=zlib.crc32)
     assert dummy.path != whole.path
     assert dummy.path.name.endswith(".dummy.colibri")
+
+
+def test_rules_of_precision(tmp_path: Path) -> None:
+    """A description without weights has the formats of a conversion by the same rules; dummy packs of others are others."""
+    src = write_checkpoint(WIDE[0], tmp_path / "src")
+    rules = "experts=int4-g32, layer 0 attention=int8"
+    plan = parse_plan(rules)
+    planned = dummy_manifest(src, format_of=plan)
+    made = convert(src, tmp_path / "pack", crc32c=zlib.crc32, plan=plan)
+    assert [file.sections for file in planned.files] == [file.sections for file in made.files]
+    places: dict[str, Any] = {"cache_dir": tmp_path / "cache", "hub_cache": tmp_path, "weights": "dummy"}
+    packs = [
+        resolve(str(src), CacheOptions(**places, precision=each), crc32c=zlib.crc32).path
+        for each in (None, rules, "int8")
+    ]
+    assert len(set(packs)) == 3
+    assert open_pack(packs[1], check_files=False).manifest.files == planned.files
+    with pytest.raises(ConfigError, match=r"model.precision: 'layer 9': layer 9 given"):
+        resolve(str(src), CacheOptions(**places, precision="layer 9=int8"), crc32c=zlib.crc32)
