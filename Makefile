@@ -83,6 +83,29 @@ CASES ?= 20000
 fuzz-http: $(VENV)/.dev $(VENV)/.installed  ## a daemon against requests made from its own description: make fuzz-http CASES=20000
 	$(BIN)/python tests/schema_trial.py --cases $(CASES)
 
+.PHONY: lock audit sbom
+SUPPLY := build-supply/bin
+$(SUPPLY)/.made: pyproject.toml
+	$(PYTHON) -m venv build-supply
+	$(SUPPLY)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['supply'])" \
+		| xargs $(SUPPLY)/pip install --quiet --disable-pip-version-check
+	@touch $@
+
+COMPILE = $(SUPPLY)/uv pip compile --quiet --universal --upgrade --generate-hashes --no-header --no-emit-index-url \
+	--no-annotate --python-version 3.11
+lock: $(SUPPLY)/.made  ## pin what an installation gets, with hashes, for CPU and GPU hosts
+	$(COMPILE) -o requirements.lock pyproject.toml
+	$(COMPILE) --extra cuda -o requirements-cuda.lock pyproject.toml
+
+audit: $(SUPPLY)/.made  ## known weaknesses of what is locked; needs a service of advisories
+	$(SUPPLY)/pip-audit --requirement requirements-cuda.lock --disable-pip --no-deps --progress-spinner off
+
+sbom: $(SUPPLY)/.made  ## a bill of materials (CycloneDX) of an installation from requirements.lock: build/sbom.json
+	mkdir -p build && rm -rf build/locked && $(PYTHON) -m venv build/locked
+	build/locked/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(SUPPLY)/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml --of JSON \
+		-o build/sbom.json build/locked/bin/python
+
 .PHONY: faults soak
 REQUESTS ?= 100000
 soak: $(VENV)/.dev $(VENV)/.installed  ## mixed requests, and nothing may grow or change: make soak REQUESTS=100000 ARGS='--plot docs/soak.png'
@@ -123,4 +146,4 @@ bench: $(VENV)/.installed  ## speed of the engine on this machine
 	$(BIN)/colibrid bench engine
 
 clean:  ## remove what was built
-	rm -rf build build-asan build-clients build-tsan build-fuzz dist $(VENV) colibrid/engine/lib .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build build-asan build-clients build-tsan build-fuzz build-supply dist $(VENV) colibrid/engine/lib .mypy_cache .ruff_cache .pytest_cache

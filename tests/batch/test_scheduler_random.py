@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fake_client import Client
 from fake_engine import KV_TOKENS, SLOTS, TENANT_SEEDS, VOCAB, FakeEngine, expected_tokens
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -17,53 +18,12 @@ from colibrid.batch.request import ExpertPolicy, GenerateRequest, Sampling
 from colibrid.batch.scheduler import _RETRY_PUSH_S, Scheduler
 from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings
 from colibrid.engine.abi import Status
-from colibrid.errors import EngineFaultError, OverloadedError, RequestError
-
-if TYPE_CHECKING:
-    from colibrid.batch.generation import LiveGeneration
+from colibrid.errors import OverloadedError, RequestError
 
 QUEUE = 5
 BASES = tuple(tuple(range(start, start + 24)) for start in (0, 300))  # prompts begin alike, for what that is worth
 TENANTS = ("a", "b")
 EXPERTS = (ExpertPolicy(), ExpertPolicy(per_token=1))
-
-
-class Client:
-    """Reads a generation to its end, and knows what must have come out."""
-
-    def __init__(self, generation: LiveGeneration, reads: bool) -> None:
-        self.generation = generation
-        self.tokens: list[int] = []
-        self.faulted = False
-        self.cancelled = False
-        self.task = asyncio.ensure_future(self._read()) if reads else None
-
-    def read_now(self) -> None:
-        if self.task is None:
-            self.task = asyncio.ensure_future(self._read())
-
-    async def _read(self) -> None:
-        try:
-            async for records in self.generation:
-                assert records
-                self.tokens += [record.token for record in records]
-        except EngineFaultError:
-            self.faulted = True
-
-    def check(self) -> None:
-        """What has come is the beginning of what must come; all of it if there is a result."""
-        request = self.generation.request
-        expected = expected_tokens(
-            request.prompt_ids, request.sampling.seed, request.max_tokens, self.generation.choice
-        )
-        assert self.tokens == expected[: len(self.tokens)]
-        if self.task is not None and self.task.done():
-            self.task.result()  # no other exception
-            ended_well = self.generation.result is not None
-            assert ended_well or self.faulted or self.cancelled
-            if ended_well:
-                assert self.tokens == expected
-                assert not self.faulted
 
 
 class SchedulerMachine(RuleBasedStateMachine):
