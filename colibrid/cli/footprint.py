@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from colibrid.model.formats import format_of_section
+from colibrid.model.layout import FP32_ROLES
 
 if TYPE_CHECKING:
     from colibrid.model.manifest import Manifest, Role, Section
@@ -29,6 +33,7 @@ class Footprint(msgspec.Struct, frozen=True, kw_only=True):
     expert_count: int  # (layer, expert) pairs
     mean_expert: float  # bytes of one routed expert, 0 without any
     dense_read: int  # read by every decode step whatever the routing
+    formats: dict[str, dict[str, int]]  # PART_NAMES -> format of matrices -> how many; of experts how many experts
 
 
 def footprint(manifest: Manifest) -> Footprint:
@@ -37,9 +42,13 @@ def footprint(manifest: Manifest) -> Footprint:
     sizes = {file.name: sum(section.bytes for section in file.sections) for file in manifest.files}
     values = {file.name: sum(map(_values, file.sections)) for file in manifest.files}
     parts = dict.fromkeys(PART_NAMES, 0)
+    formats: dict[str, Counter[str]] = {name: Counter() for name in PART_NAMES}
     for file in manifest.files:
         for section in file.sections:
-            parts["experts" if file.name in experts else _part(manifest, section)] += section.bytes
+            part = "experts" if file.name in experts else _part(manifest, section)
+            parts[part] += section.bytes
+            if section.role not in FP32_ROLES and (part != "experts" or section.role == "gate"):
+                formats[part][format_of_section(section).name] += 1
     dense_values = sum(count for name, count in values.items() if name not in experts)
     dense_bytes = sum(parts.values()) - parts["experts"]
     uses = [name for layer in manifest.layers for name in layer.expert_files]
@@ -55,6 +64,7 @@ def footprint(manifest: Manifest) -> Footprint:
         expert_count=len(uses),
         mean_expert=sum(sizes[name] for name in uses) / len(uses) if uses else 0.0,
         dense_read=dense_bytes - lookup_only,
+        formats={name: dict(counts.most_common()) for name, counts in formats.items()},
     )
 
 

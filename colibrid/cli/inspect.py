@@ -74,9 +74,10 @@ def _lines(
     yield f"  bytes       {format_bytes(parts.total)} in {len(manifest.files)} files"
     for name, size in parts.parts.items():
         if size:
-            yield f"    {name:<15} {format_bytes(size):>10}  {100 * size / parts.total:5.1f} %"
+            formats = ", ".join(parts.formats[name])
+            yield f"    {name:<15} {format_bytes(size):>10}  {100 * size / parts.total:5.1f} %  {formats}".rstrip()
     if parts.expert_count:
-        yield f"  experts     {parts.expert_count} of {format_bytes(int(parts.mean_expert))} each"
+        yield f"  experts     {parts.expert_count} of {format_bytes(int(parts.mean_expert))} each{_mixture(parts)}"
     total, *rows = memory_lines(plan)
     yield (
         f"  memory      {total} for {spec.slots} slots of {spec.max_seq_len} tokens; KV {plan.kv_bytes_per_token} bytes a "
@@ -85,6 +86,14 @@ def _lines(
     yield from (f"  {row}" for row in rows)
     for warning in warnings:
         yield f"  warning     {warning}"
+
+
+def _mixture(parts: Footprint) -> str:
+    """How many experts are in which format, if not all are in one."""
+    formats = parts.formats["experts"]
+    if len(formats) < 2:
+        return ""
+    return " in the mean: " + ", ".join(f"{count} {name}" for name, count in formats.items())
 
 
 def _layer_groups(layers: tuple[Layer, ...]) -> Iterator[tuple[str, Layer]]:
@@ -137,6 +146,7 @@ def _document(
         "files": len(manifest.files),
         "bytes": parts.total,
         "bytes_by_part": parts.parts,
+        "formats_by_part": {name: formats for name, formats in parts.formats.items() if formats},
         "experts": parts.expert_count,
         "mean_expert_bytes": parts.mean_expert,
         "slots": spec.slots,

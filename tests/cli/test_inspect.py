@@ -10,7 +10,9 @@ from random_cases import CASES
 from random_checkpoints import write_checkpoint
 
 from colibrid.cli.main import run
+from colibrid.model.cache import BUNDLED_MODEL
 from colibrid.model.convert import convert
+from colibrid.model.precision import parse_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,3 +77,18 @@ def test_no_such_model(capsys: pytest.CaptureFixture[str]) -> None:
     """A folder that is not there is one line and 78."""
     assert run(["inspect", "/no/such/folder"]) == 78
     assert "no such folder" in capsys.readouterr().err
+
+
+def test_formats_of_parts_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each part says its formats, and a mixture of experts how many are in which."""
+    rules = "experts=int4, layer 0=int8, expert 3:5=fp16, dense=int8-g128"
+    convert(BUNDLED_MODEL, tmp_path / "pack", crc32c=zlib.crc32, plan=parse_plan(rules))
+    assert run(["inspect", str(tmp_path / "pack")]) == 0
+    output = capsys.readouterr().out
+    assert "%  int4-g64, int8, fp16\n" in output
+    assert " in the mean: 39 int4-g64, 8 int8, 1 fp16\n" in output
+    assert run(["inspect", str(tmp_path / "pack"), "--json"]) == 0
+    formats = json.loads(capsys.readouterr().out)["formats_by_part"]
+    assert formats["attention"] == {"int8-g128": 10, "int8": 2}
+    assert formats["embedding"] == {"bf16": 1}
+    assert "norms" not in formats
