@@ -67,6 +67,8 @@ class FakeSlot:
 class FakeChannel:
     """The daemon's end and the engine behind it."""
 
+    advance_step = 1
+
     slots: list[FakeSlot] = field(default_factory=lambda: [FakeSlot() for _ in range(SLOTS)])
     order: list[int] = field(default_factory=list)  # slots that are not free, oldest first
     runs: dict[int, FakeRun] = field(default_factory=dict)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from colibrid.engine.supervisor import EngineSession
     from colibrid.errors import RequestError
 
+_TOKEN = int(abi.EventKind.TOKEN)
 _SMOOTHING = 0.1  # weight of the newest request in the mean duration
 
 
@@ -69,36 +70,47 @@ class FanOut:
     def take(self, session: EngineSession) -> None:
         """Hand on all events that have arrived."""
         touched: dict[int, LiveGeneration] = {}
-        for event in session.channel.pop():
-            if event.slot == abi.NO_SLOT:
+        channel, find = session.channel, self._placer.slots.find
+        for event in channel.pop():
+            slot = find(event.slot, event.generation)
+            if slot is None and event.slot == abi.NO_SLOT:
                 self._placer.forget()  # experts were replaced: what is held was computed by those before
                 continue
-            slot = self._placer.slots.find(event.slot, event.generation)
             if slot is None or slot.state is SlotState.RESERVED:
                 self._log.warning("stale_event", kind=event.kind, slot=event.slot, generation=event.generation)
                 continue
             assert slot.owner is not None, "a slot that is found has an owner"
             touched[slot.index] = slot.owner
-            self._on_event(session.channel, slot, slot.owner, event)
+            if event.kind == _TOKEN:
+                self._on_token(channel, slot, slot.owner, event)
+            else:
+                self._on_event(channel, slot, slot.owner, event)
         for generation in touched.values():
             generation.wake()
+
+    def _on_token(
+        self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
+    ) -> None:
+        """Most events are of this kind."""
+        if event.position == 0:
+            self._on_prompt(channel, slot, generation)
+        if slot.state is not SlotState.CLOSING:  # else it was cancelled, and only its slot is of interest
+            wanted = generation.request.logprobs
+            if wanted is None:
+                generation.add(TokenRecord(event.token))
+            else:
+                generation.add(token_record(event.token, channel.record(slot.index, event.record), wanted))
+        if event.flags:
+            self._on_end(channel, slot, generation, event)
 
     def _on_event(
         self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
     ) -> None:
-        wanted = slot.state is not SlotState.CLOSING  # else it was cancelled, and only its slot is of interest
         match event.kind:
             case abi.EventKind.OPENED:
                 self._placer.opened(slot)
             case abi.EventKind.WAITING:
                 self._placer.waits(slot)
-            case abi.EventKind.TOKEN:
-                if event.position == 0:
-                    self._on_prompt(channel, slot, generation)
-                if wanted:
-                    self._on_token(channel, slot, generation, event)
-                if event.flags:
-                    self._on_end(channel, slot, generation, event)
             case abi.EventKind.SWITCHED:
                 generation.switches.append(Switch(event.record, event.position))
             case abi.EventKind.FINISHED:
@@ -107,20 +119,11 @@ class FanOut:
             case abi.EventKind.CLOSED:
                 self._placer.released(slot, whole=True)
             case abi.EventKind.FAILED:
-                if wanted:
+                if slot.state is not SlotState.CLOSING:
                     self._tally.fail(generation, fault(event.status, generation.request))
                 self._placer.released(slot, whole=False)
             case _:
                 self._log.error("unknown_event", kind=event.kind)
-
-    def _on_token(
-        self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
-    ) -> None:
-        wanted = generation.request.logprobs
-        if wanted is None:
-            generation.add(TokenRecord(event.token))
-        else:
-            generation.add(token_record(event.token, channel.record(slot.index, event.record), wanted))
 
     def _on_prompt(self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration) -> None:
         """The prompt is complete."""

@@ -367,12 +367,15 @@ class Scheduler:
         self._schedule_pump()
 
     def consumed(self, generation: LiveGeneration) -> None:
-        """A consumer has read: its ring has room again."""
-        if generation.place is None or self._session is None:
+        """A consumer has read: its ring has room again. The engine hears of it in steps, a part of the ring each."""
+        session = self._session
+        if generation.place is None or session is None:
             return
-        slot = generation.place.slot
-        if self._session.channel.advance(slot, generation.advanced, generation.consumed):
-            self._session.wake()
+        channel = session.channel
+        if generation.consumed - generation.advanced < channel.advance_step:
+            return
+        if channel.advance(generation.place.slot, generation.advanced, generation.consumed):
+            session.wake()
         generation.advanced = generation.consumed
 
     # -------------------------------------------------------------------- up

@@ -10,6 +10,7 @@ DaemonChannel belongs to the event loop's thread. EngineChannel belongs to the w
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import struct
@@ -56,6 +57,9 @@ class Event(NamedTuple):
     token: int
     flags: int
     status: int
+
+
+_event = functools.partial(tuple.__new__, Event)  # Event._make without a call of Python's: there is one a token
 
 
 class SlotRecord(NamedTuple):
@@ -162,6 +166,7 @@ class DaemonChannel:
     def __init__(self, library: Library, shape: ChannelShape) -> None:
         """Create and format the memory. EngineError if the shape exceeds a limit or memory is short."""
         self.shape = shape
+        self.advance_step = max(1, shape.result_records // 8)  # records read before `advance` is worth a call
         self.layout = plan_channel(library, shape)
         self._library = library
         size = int(self.layout.total_bytes)
@@ -244,7 +249,7 @@ class DaemonChannel:
         found: list[Event] = []
         while True:
             count = self._library.c.clb_event_pop(self._map.base, self._events, _POP_EVENTS)
-            found.extend(map(Event._make, _EVENT.iter_unpack(self._event_view[: count * _EVENT.size])))
+            found.extend(map(_event, _EVENT.iter_unpack(self._event_view[: count * _EVENT.size])))
             if count < _POP_EVENTS:
                 return found
 

@@ -13,6 +13,7 @@ from aiohttp import web
 from colibrid.errors import RequestError
 from colibrid.http.context import current
 from colibrid.http.errors import InternalError, RequestTimeoutError
+from colibrid.http.limits import HELD_BYTES
 from colibrid.http.quota import Spending, served_as
 from colibrid.http.run import Choices
 from colibrid.http.sending import ReaderLeftError, send_json
@@ -30,6 +31,8 @@ _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
 _INLINE_LOGPROBS = 4000  # written down on the event loop: about 2 ms
+LOGPROB_BYTES = 100  # of one log-probability in an answer, about
+ID_BYTES = 100  # of a token that waits to be written down, about
 _Result = TypeVar("_Result")
 
 
@@ -39,6 +42,10 @@ class ChoiceWriter(Protocol):
     @property
     def weight(self) -> int:
         """Log-probabilities that the next `chunk`, or `whole`, has to write down."""
+
+    @property
+    def pending(self) -> int:
+        """Bytes of the next `chunk`, about."""
 
     def take(self, delta: Delta) -> None:
         """Adds what is new."""
@@ -141,10 +148,18 @@ async def _streamed(
                 await stream.send(opening)
             async for delta in choice.deltas():
                 target.take(delta)
-                chunk = await _off_loop(state, target.weight, target.chunk)
+                if stream.behind and target.pending < HELD_BYTES:
+                    continue
+                if target.weight <= _INLINE_LOGPROBS:
+                    chunk = target.chunk()
+                else:
+                    chunk = await _off_loop(state, target.weight, target.chunk)
                 if chunk:
-                    await stream.send(chunk)
-            await stream.send(target.closing())
+                    stream.push(chunk)
+                    if stream.behind:
+                        await stream.room()
+            rest = await _off_loop(state, target.weight, target.chunk)
+            await stream.send(rest + target.closing())
 
         try:
             await within(request, timeout_s, choices.each(forward))

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from colibrid.http.answer import answer, within
+from colibrid.http.answer import ID_BYTES, LOGPROB_BYTES, answer, within
 from colibrid.http.body import read_body
 from colibrid.http.chat_message import MessageWriter
 from colibrid.http.constraint import asked_grammar, constrained
-from colibrid.http.envelope import Envelope
+from colibrid.http.envelope import PLAIN, Envelope, fields
 from colibrid.http.logprobs import chat_logprobs, prompt_logprobs
 from colibrid.http.messages import chat_prompt
 from colibrid.http.params import chat_job, check_model
@@ -114,24 +114,29 @@ class ChatChoiceWriter:
     def weight(self) -> int:
         return len(self._records) * ((self._body.top_logprobs or 0) + 1) if self._body.logprobs else 0
 
+    @property
+    def pending(self) -> int:
+        return self._message.chars + LOGPROB_BYTES * self.weight + ID_BYTES * len(self._records)
+
     def opening(self) -> bytes:
         rest: dict[str, Any] = {"logprobs": None, "finish_reason": None}
         if self._body.return_token_ids:
             rest["prompt_token_ids"] = self._choice.prompt.ids
-        return self._chunk(b'{"role":"assistant","content":""}', rest)
+        return self._chunk(b'{"role":"assistant","content":""}', fields(rest))
 
     def chunk(self) -> bytes:
         if not self._message and not self._records:
             return b""
         first, *others = self._message.take_deltas() or [b'{"content":""}']
-        rest = {"logprobs": self._found_logprobs(), "finish_reason": None} | self._found_ids()
-        self._records = []
-        plain = {"logprobs": None, "finish_reason": None}
-        return self._chunk(first, rest) + b"".join(self._chunk(delta, plain) for delta in others)
+        rest = PLAIN
+        if self._records:
+            rest = fields({"logprobs": self._found_logprobs(), "finish_reason": None} | self._found_ids())
+            self._records = []
+        return self._chunk(first, rest) + b"".join(self._chunk(delta, PLAIN) for delta in others)
 
     def closing(self) -> bytes:
         assert self._choice.outcome is not None
-        return self._chunk(b"{}", {"logprobs": None, "finish_reason": self._choice.outcome.finish_reason})
+        return self._chunk(b"{}", fields({"logprobs": None, "finish_reason": self._choice.outcome.finish_reason}))
 
     def whole(self) -> dict[str, Any]:
         assert self._choice.outcome is not None
@@ -142,7 +147,7 @@ class ChatChoiceWriter:
             "finish_reason": self._choice.outcome.finish_reason,
         } | self._found_ids()
 
-    def _chunk(self, delta: bytes, rest: dict[str, Any]) -> bytes:
+    def _chunk(self, delta: bytes, rest: bytes) -> bytes:
         return self._envelope.chunk(self._choice.index, b'"delta":', delta, rest, self._choice.tokens)
 
     def _found_logprobs(self) -> dict[str, Any] | None:

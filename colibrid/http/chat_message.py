@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from colibrid.text.tools_reader import Event
 
 _encode = msgspec.json.encode
+_MANY = 64  # small pieces: joined, they take less memory
+_EVENT_CHARS = 200  # of a call's beginning, about
 _SHORT = string.ascii_letters + string.digits
 
 
@@ -28,10 +30,15 @@ class MessageWriter:
         self._short_ids = short_ids
         self._events: list[Event] = []
         self._calls = 0  # written so far
+        self.chars = 0  # that wait to be taken
 
     def add(self, events: Iterable[Event]) -> None:
         """Adds what is new."""
-        self._events += events
+        for event in events:
+            self._events.append(event)
+            self.chars += _EVENT_CHARS if isinstance(event, CallStart) else len(event.text)
+        if len(self._events) >= _MANY:
+            self._events = _joined(self._events)
 
     def __bool__(self) -> bool:
         """True iff there is something to take."""
@@ -40,7 +47,7 @@ class MessageWriter:
     def take_deltas(self) -> list[bytes]:
         """Deltas of what was added since the last time: neighbours of one kind joined, a call's name on its own."""
         deltas = [self._delta(event) for event in _joined(self._events)]
-        self._events = []
+        self._events, self.chars = [], 0
         return deltas
 
     def _delta(self, event: Event) -> bytes:

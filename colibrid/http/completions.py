@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from colibrid.http.answer import answer, within
+from colibrid.http.answer import ID_BYTES, LOGPROB_BYTES, answer, within
 from colibrid.http.body import read_body
 from colibrid.http.constraint import asked_grammar, constrained
-from colibrid.http.envelope import Envelope
+from colibrid.http.envelope import PLAIN, Envelope, fields
 from colibrid.http.logprobs import LegacyLogprobs, prompt_logprobs, text_and_offsets
 from colibrid.http.params import completion_job
 from colibrid.http.state import STATE
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from colibrid.http.run import Choice, Delta
     from colibrid.http.state import AppState
+
+_MANY = 64  # small pieces of text: joined, they take less memory
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -68,13 +70,22 @@ class CompletionChoiceWriter:
         self._echo_due = bool(body.echo)
         self._ids_due = bool(body.return_token_ids)
         self._prompt_due = body.prompt_logprobs is not None
-        self._deltas: list[Delta] = []  # taken, not written down yet
+        self._deltas: list[Delta] = []  # taken, not written down yet: only where log-probabilities are asked for
         self._text: list[str] = []
         self._ids: list[int] = []
+        self._chars = 0  # of the text that was taken and not given out
         self._start = 0  # characters of the echoed prompt
 
     def take(self, delta: Delta) -> None:
-        self._deltas.append(delta)
+        self._chars += len(delta.text)
+        if self._logprobs is not None:
+            self._deltas.append(delta)
+        else:
+            self._add(delta)
+
+    @property
+    def pending(self) -> int:
+        return self._chars + LOGPROB_BYTES * self.weight + ID_BYTES * (len(self._ids) + len(self._deltas))
 
     @property
     def weight(self) -> int:
@@ -94,13 +105,18 @@ class CompletionChoiceWriter:
             self._echo_due = False
             self._echo()
         for delta in self._deltas:
-            self._text.append(delta.text)
-            if self._body.return_token_ids:
-                self._ids.extend(record.token for record in delta.records)
-            if self._logprobs is not None:
-                for record, offset in zip(delta.records, delta.offsets, strict=True):
-                    self._logprobs.add(record, self._start + offset)
+            self._add(delta)
+            assert self._logprobs is not None, "only then they are kept"
+            for record, offset in zip(delta.records, delta.offsets, strict=True):
+                self._logprobs.add(record, self._start + offset)
         self._deltas = []
+
+    def _add(self, delta: Delta) -> None:
+        self._text.append(delta.text)
+        if len(self._text) >= _MANY:
+            self._text = ["".join(self._text)]
+        if self._body.return_token_ids:
+            self._ids.extend(record.token for record in delta.records)
 
     def _echo(self) -> None:
         prompt = self._choice.prompt
@@ -110,24 +126,25 @@ class CompletionChoiceWriter:
             text, offsets = text_and_offsets(self._tokenizer, prompt.ids, prompt.text)
             for record, offset in zip(self._choice.prompt_records, offsets, strict=True):
                 self._logprobs.add(record, offset)
-        self._text.append(text)
+        self._text.insert(0, text)
         self._start = len(text)
 
     def opening(self) -> bytes:
         return b""
 
     def chunk(self) -> bytes:
-        self._write_down()
+        if self._deltas or self._echo_due:
+            self._write_down()
         text = "".join(self._text)
         rest = self._rest()
         if not text and not rest:
             return b""
-        self._text = []
-        fields = {"logprobs": None, "finish_reason": None} | rest
-        return self._chunk(msgspec.json.encode(text), fields)
+        self._text, self._chars = [], 0
+        encoded = fields({"logprobs": None, "finish_reason": None} | rest) if rest else PLAIN
+        return self._chunk(msgspec.json.encode(text), encoded)
 
-    def _chunk(self, text: bytes, fields: dict[str, Any]) -> bytes:
-        return self._envelope.chunk(self._choice.index, b'"text":', text, fields, self._choice.tokens)
+    def _chunk(self, text: bytes, rest: bytes) -> bytes:
+        return self._envelope.chunk(self._choice.index, b'"text":', text, rest, self._choice.tokens)
 
     def _rest(self) -> dict[str, Any]:
         """Log-probabilities and ids that have not been given out."""
@@ -144,8 +161,8 @@ class CompletionChoiceWriter:
 
     def closing(self) -> bytes:
         assert self._choice.outcome is not None
-        fields = {"logprobs": None, "finish_reason": self._choice.outcome.finish_reason}
-        return self._chunk(b'""', fields)
+        rest = fields({"logprobs": None, "finish_reason": self._choice.outcome.finish_reason})
+        return self._chunk(b'""', rest)
 
     def whole(self) -> dict[str, Any]:
         assert self._choice.outcome is not None

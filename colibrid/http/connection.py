@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import structlog
 from aiohttp import web
 
 from colibrid.errors import RequestError
 from colibrid.http.errors import error_response
-from colibrid.http.limits import HEAD_TIMEOUT_S
+from colibrid.http.limits import HEAD_TIMEOUT_S, WRITE_HIGH, WRITE_LOW, WRITE_TIMEOUT_S
 from colibrid.http.origin import address_of
 
 if TYPE_CHECKING:
+    import asyncio
+
     from aiohttp.web_request import BaseRequest
     from aiohttp.web_server import Server
 
     from colibrid.http.gate import Gate
+
+_log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 _BROKEN = 500
 _TURN_AWAY_S = 1.0  # for the client to take the answer and close
@@ -25,7 +29,7 @@ _TURN_AWAY_S = 1.0  # for the client to take the answer and close
 class Connection(web.RequestHandler):
     """Answers what never reaches the application, and keeps the time of heads."""
 
-    __slots__ = ("_address", "_gate", "_head_timer", "_turned_away", "bound")
+    __slots__ = ("_address", "_gate", "_head_timer", "_stall_timer", "_turned_away", "bound")
 
     def __init__(self, manager: Server, bound: str, gate: Gate | None, **options: Any) -> None:
         """`bound`: the address that the socket was bound to, which it has been accepted from."""
@@ -35,6 +39,7 @@ class Connection(web.RequestHandler):
         self._address: str | None = None  # that counts at the gate
         self._turned_away = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None  # while the client takes less than it is sent
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected; one that the gate does not let in is told so and closed."""
@@ -45,12 +50,14 @@ class Connection(web.RequestHandler):
                 self._turn_away(transport, refusal)
                 return
             self._address = address
+        cast("asyncio.Transport", transport).set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
         super().connection_made(transport)
         self._head_begins()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """The client is gone."""
         self._head_ends()
+        self._stall_ends()
         if self._address is not None and self._gate is not None:
             self._gate.leave(self._address)
             self._address = None
@@ -66,6 +73,34 @@ class Connection(web.RequestHandler):
             self._head_ends()
         elif self._head_timer is None:
             self._head_begins()
+
+    def pause_writing(self) -> None:
+        """More waits for the client than WRITE_HIGH: it has WRITE_TIMEOUT_S to take all but WRITE_LOW of it."""
+        super().pause_writing()
+        self._stall_timer = self._loop.call_later(WRITE_TIMEOUT_S, self._cut_off)
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        self._stall_ends()
+        super().resume_writing()
+
+    async def room(self) -> None:
+        """Waits until the client has caught up. ConnectionError when it is gone."""
+        if self.writing_paused:
+            await self._drain_helper()
+        if self.transport is None:
+            raise ConnectionResetError("the client is gone")
+
+    def _cut_off(self) -> None:
+        self._stall_timer = None
+        if self.transport is not None:
+            _log.info("slow_reader_cut", seconds=WRITE_TIMEOUT_S)
+            self.transport.abort()
+
+    def _stall_ends(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     @property
     def _waits(self) -> bool:
@@ -89,14 +124,14 @@ class Connection(web.RequestHandler):
 
     def _turn_away(self, transport: asyncio.BaseTransport, refusal: bytes) -> None:
         """What the client sends meanwhile is read and forgotten: closing at once would take the answer from it."""
-        assert isinstance(transport, asyncio.Transport)
+        writing = cast("asyncio.Transport", transport)  # uvloop's own class is no child of it
         self._turned_away = True
-        transport.write(refusal)
-        if transport.can_write_eof():
-            transport.write_eof()
-            self._loop.call_later(_TURN_AWAY_S, transport.abort)
+        writing.write(refusal)
+        if writing.can_write_eof():
+            writing.write_eof()
+            self._loop.call_later(_TURN_AWAY_S, writing.abort)
         else:
-            transport.close()
+            writing.close()
 
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

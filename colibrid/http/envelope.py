@@ -36,19 +36,25 @@ class Envelope:
         self._continuous = options is not None and usage and bool(options.continuous_usage_stats)
         self._end = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
 
-    def chunk(
-        self, index: int, key: bytes, value: bytes, rest: dict[str, Any], tokens: tuple[int, int] = (0, 0)
-    ) -> bytes:
-        """An event of choice `index` with `key` (as `"text":`) and encoded `value` first, then the fields of `rest`.
+    def chunk(self, index: int, key: bytes, value: bytes, rest: bytes, tokens: tuple[int, int] = (0, 0)) -> bytes:
+        """An event of choice `index` with `key` (as `"text":`) and encoded `value` first, then `rest`, of `fields`.
 
         `tokens`: of the choice's prompt, and of its text so far.
         """
-        tail, end = _encode(rest)[1:-1], self._end
+        end = self._end
         if self._continuous:
             counts = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
             end = b'}],"usage":%b}\n\n' % _encode(counts)
-        return b"%b%d,%b%b%b%b%b" % (self._start, index, key, value, b"," if tail else b"", tail, end)
+        return b"%b%d,%b%b,%b%b" % (self._start, index, key, value, rest, end)
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """The event after the last choice; empty unless asked for."""
         return event(_encode(self.head | {"choices": [], "usage": usage})) if self._usage else b""
+
+
+def fields(values: dict[str, Any]) -> bytes:
+    """The fields of an object without its braces; at least one."""
+    return _encode(values)[1:-1]
+
+
+PLAIN = fields({"logprobs": None, "finish_reason": None})  # what most chunks have beside their text

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from colibrid.batch.interfaces import Generation
     from colibrid.batch.request import ExpertUsage, FinishReason, TokenRecord
     from colibrid.http.params import Job
+    from colibrid.text.structured_masks import Masker
     from colibrid.text.tokenizer import Tokenizer
     from colibrid.text.tools_reader import Event
 
@@ -57,6 +58,7 @@ class Choice:
         self._generation = generation
         self._text = OutputText(tokenizer, job.output)
         self._reply = None if job.reply is None else Reply(job.reply)
+        self._watches = bool(job.output.stops) or self._reply is not None  # the text may be over before the tokens
         self._masker = job.maskers[number] if job.maskers else None
         if self._masker is not None:
             generation.submit_mask(0, self._masker.first)
@@ -89,7 +91,8 @@ class Choice:
                 self.outcome = self._outcome()
                 yield delta
                 return
-            await self._allow(records)
+            if self._masker is not None:
+                await self._allow(records, self._masker)
             yield delta
         rest = Delta(self._text.finish())
         if self._reply is not None:
@@ -98,27 +101,30 @@ class Choice:
         self.outcome = self._outcome()
         yield rest
 
-    async def _allow(self, records: Sequence[TokenRecord]) -> None:
+    async def _allow(self, records: Sequence[TokenRecord], masker: Masker) -> None:
         """The mask of the next position, before anything waits for the client."""
         request, tokens = self._generation.request, [record.token for record in records]
         ended = self._text.tokens == request.max_tokens or not set(tokens).isdisjoint(request.stop_token_ids)
-        if self._masker is not None and not ended:
-            self._generation.submit_mask(self._text.tokens, await self._masker.after(tokens))
+        if not ended:
+            self._generation.submit_mask(self._text.tokens, await masker.after(tokens))
 
-    def _take(self, records: Iterable[TokenRecord]) -> Delta:
-        delta = Delta("")
-        pieces = []
+    def _take(self, records: list[TokenRecord]) -> Delta:
+        text, reply = self._text, self._reply
+        pieces: list[str] = []
+        offsets: list[int] = []
+        events: list[Event] = []
         for record in records:
-            delta.records.append(record)
-            self._logprobs += record.logprob or 0.0
-            delta.offsets.append(self._text.chars)
-            pieces.append(self._text.push(record.token))
-            if self._reply is not None:
-                delta.events += self._reply.push(pieces[-1], delta.offsets[-1:])
-            if self._over:
+            offsets.append(text.chars)
+            if record.logprob is not None:
+                self._logprobs += record.logprob
+            piece = text.push(record.token)
+            pieces.append(piece)
+            if reply is not None:
+                events += reply.push(piece, offsets[-1:])
+            if self._watches and self._over:
                 break
-        delta.text = "".join(pieces)
-        return delta
+        joined = pieces[0] if len(pieces) == 1 else "".join(pieces)
+        return Delta(joined, records[: len(pieces)], offsets, events)
 
     @property
     def _over(self) -> bool:

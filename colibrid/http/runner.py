@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from colibrid.http.connection import Connection
-from colibrid.http.limits import WRITE_TIMEOUT_S
+from colibrid.http.limits import UNSENT_BYTES, WRITE_TIMEOUT_S
 from colibrid.http.origin import UNIX
 from colibrid.http.protocol_log import ProtocolLogger
 
@@ -69,5 +69,6 @@ async def _listen(
         return await loop.create_unix_server(connect, sock=listening, backlog=_BACKLOG)
     # The kernel cuts a client off that takes nothing for so long, whatever we wait for; connections inherit it.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(WRITE_TIMEOUT_S * 1000))
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     secured: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": _HANDSHAKE_S}
     return await loop.create_server(connect, sock=listening, backlog=_BACKLOG, **secured)

@@ -1,37 +1,32 @@
-"""Writing to a client that may be slow, or gone: no more is handed to the socket than it takes, and a client that takes
-nothing for WRITE_TIMEOUT_S is cut off.
+"""Writing to a client that may be slow, or gone: no more is handed to the socket than it takes. The connection cuts a
+client off that does not catch up.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from colibrid.http.limits import WRITE_TIMEOUT_S
+from colibrid.http.connection import Connection
+from colibrid.http.limits import WRITE_HIGH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_SLICE = 256 << 10  # bytes handed over at once: a fraction of a millisecond
+_SLICE = WRITE_HIGH  # bytes handed over at once
 
 
 class ReaderLeftError(Exception):
     """The client has closed the connection, or was cut off."""
 
 
-async def write(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
-    """Writes `data`, at most a few slices, and waits for room. Raises ReaderLeftError."""
-    try:
-        with reader():
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                await response.write(data)
-    except TimeoutError as error:
-        if request.transport is not None:
-            request.transport.abort()
-        raise ReaderLeftError from error
+def connection_of(request: web.Request) -> Connection:
+    """What `request` has come over."""
+    connection = request.protocol
+    assert isinstance(connection, Connection), "the runner makes them"
+    return connection
 
 
 async def send_json(request: web.Request, pieces: Sequence[bytes]) -> web.StreamResponse:
@@ -41,12 +36,13 @@ async def send_json(request: web.Request, pieces: Sequence[bytes]) -> web.Stream
         return web.Response(body=b"".join(pieces), content_type="application/json")
     response = web.StreamResponse()
     response.content_type, response.content_length = "application/json", length
+    connection = connection_of(request)
     with reader():
         await response.prepare(request)
-    for piece in pieces:
-        for start in range(0, len(piece), _SLICE):
-            await write(request, response, piece[start : start + _SLICE])
-    with reader():
+        for piece in pieces:
+            for start in range(0, len(piece), _SLICE):
+                await response.write(piece[start : start + _SLICE])
+                await connection.room()
         await response.write_eof()
     return response
 

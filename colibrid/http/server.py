@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from colibrid.http.connection import Connection
 from colibrid.http.context import context_of, open_context
 from colibrid.http.contract import as_contract, log_request
 from colibrid.http.errors import NotFoundError, error_response, shown
@@ -17,7 +16,7 @@ from colibrid.http.origin import UNIX, cors_headers
 from colibrid.http.quota import limit_headers
 from colibrid.http.routes import ROUTES
 from colibrid.http.runner import run_application
-from colibrid.http.sending import ReaderLeftError
+from colibrid.http.sending import ReaderLeftError, connection_of
 from colibrid.http.state import STATE, AppState
 
 if TYPE_CHECKING:
@@ -119,8 +118,7 @@ def _pass_through(state: AppState) -> Middleware:
 
 def _check_origin(request: web.Request, context: RequestContext, origins: Origins) -> None:
     """Raises ForbiddenError for a request that a foreign page sends, or that DNS rebinding has led here."""
-    connection = request.protocol
-    assert isinstance(connection, Connection), "the runner makes them"
+    connection = connection_of(request)
     peer = origins.peer(connection.peername, request.headers, secure=connection.ssl_context is not None)
     if peer.address != UNIX:
         context.facts["client"] = peer.address

@@ -1,7 +1,8 @@
 """Server-sent events: one writer of one stream.
 
-Whatever tokens arrived since the last write go out as one event, so a slow reader costs events, not memory: the
-generator waits for the socket, and the engine's ring waits for the generator.
+Whatever tokens arrived since the last write go out as one event, so a slow reader costs events, not memory. While it is
+behind, its text goes on being taken from the engine up to HELD_BYTES, so that it does not hold a slot for longer than
+others do; then the generator waits for the socket, and the engine's ring waits for the generator.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from colibrid.http.errors import error_object
-from colibrid.http.sending import ReaderLeftError, reader, write
+from colibrid.http.sending import ReaderLeftError, connection_of, reader
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -35,14 +36,19 @@ class EventStream:
 
     def __init__(self, request: web.Request, ping_s: float) -> None:
         self._request = request
+        self._connection = connection_of(request)
         self._ping_s = ping_s
         self._pinger: asyncio.Task[None] | None = None
         self._written = False  # since the last ping was due
+        self._chunked = False
         self.response = web.StreamResponse(headers=_HEADERS)
 
     async def __aenter__(self) -> Self:
         with reader():
-            await self.response.prepare(self._request)
+            writer = await self.response.prepare(self._request)
+        if writer is not None:
+            writer.send_headers()
+        self._chunked = "Transfer-Encoding" in self.response.headers  # else the connection's end is the stream's
         self._pinger = asyncio.create_task(self._ping())
         return self
 
@@ -54,37 +60,55 @@ class EventStream:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._pinger
 
+    @property
+    def behind(self) -> bool:
+        """The reader has not taken what it was sent: what comes next should wait."""
+        return self._connection.writing_paused
+
     async def send(self, events: bytes) -> None:
-        """Writes whole events. Raises ReaderLeftError when the reader has gone or takes nothing."""
+        """Writes whole events, and waits while the reader is behind. Raises ReaderLeftError when it has gone."""
+        self.push(events)
+        if self.behind:
+            await self.room()
+
+    def push(self, events: bytes) -> None:
+        """Hands whole events to the socket, which response.write() does in three times the time."""
         self._written = True
-        await write(self._request, self.response, events)
+        transport = self._connection.transport
+        if transport is None or transport.is_closing():
+            raise ReaderLeftError
+        transport.write(b"%x\r\n%b\r\n" % (len(events), events) if self._chunked else events)
+
+    async def room(self) -> None:
+        """Waits while the reader is behind."""
+        with reader():
+            await self._connection.room()
 
     async def finish(self) -> None:
         """The good end."""
         self._stop_pings()
-        await self.send(_DONE)
-        await self._close()
+        await self._close(_DONE)
 
     async def fail(self, error: RequestError) -> None:
         """The bad end: an error event, no [DONE], and the connection closes."""
         self._stop_pings()
         self.response.force_close()
-        await self.send(event(msgspec.json.encode(error_object(error))))
-        await self._close()
+        await self._close(event(msgspec.json.encode(error_object(error))))
 
     def _stop_pings(self) -> None:
         if self._pinger is not None:
             self._pinger.cancel()
 
-    async def _close(self) -> None:
+    async def _close(self, last: bytes) -> None:
         with reader():
-            await self.response.write_eof()
+            await self._connection.room()
+            await self.response.write_eof(last)
 
     async def _ping(self) -> None:
         with contextlib.suppress(ReaderLeftError):  # the writer of text will find out by itself
             while True:
                 await asyncio.sleep(self._ping_s)
-                if not self._written:
+                if not self._written and not self.behind:
                     await self.send(_PING)
                 self._written = False
 

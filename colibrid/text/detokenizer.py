@@ -48,9 +48,20 @@ class ByteDetokenizer:
         self._bytes_of = tokenizer.token_bytes
         self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._holds = False  # the decoder, part of a character
 
     def push(self, token: int) -> str:
-        return "" if token in self._hidden else self._decoder.decode(self._bytes_of(token))
+        if token in self._hidden:
+            return ""
+        raw = self._bytes_of(token)
+        if not self._holds:
+            try:
+                return raw.decode()  # most tokens are whole characters: half the time of the incremental decoder
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(raw)
+        self._holds = bool(self._decoder.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)

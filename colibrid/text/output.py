@@ -28,7 +28,8 @@ class OutputText:
     """One generation's text so far. Push each id once, in order; then `finish`."""
 
     def __init__(self, tokenizer: Tokenizer, options: OutputOptions) -> None:
-        self._options = options
+        self._silent = frozenset[int]() if options.include_stop else options.stop_token_ids  # ids without text
+        self._min_tokens = options.min_tokens
         self._detokenizer = detokenizer(
             tokenizer, skip_special_tokens=options.skip_special_tokens, shown=options.shown_special_ids
         )
@@ -44,11 +45,11 @@ class OutputText:
     def push(self, token: int) -> str:
         """Takes one id, returns the text that is certain now."""
         self.tokens += 1
-        if token in self._options.stop_token_ids and not self._options.include_stop:
+        if token in self._silent:
             return ""
         piece = self._detokenizer.push(token)
         self.chars += len(piece)
-        return self._matcher.push(piece, armed=self.tokens >= self._options.min_tokens)
+        return self._matcher.push(piece, armed=self.tokens >= self._min_tokens)
 
     def finish(self) -> str:
         """The rest of the text. Call once, when no more ids come."""

@@ -39,7 +39,7 @@ async def test_reader_of_a_whole_answer_that_stops_is_cut_off(
     make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that takes nothing of a large answer is cut off, and others are served."""
-    monkeypatch.setattr("colibrid.http.sending.WRITE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("colibrid.http.connection.WRITE_TIMEOUT_S", 0.2)
     server = await make_server([568] * 20_000)
     server.service.batch = 1000
     request = json.dumps({"prompt": [[5]] * 8, "max_tokens": 2000, "logprobs": 20}).encode()

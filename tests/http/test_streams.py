@@ -94,7 +94,7 @@ async def test_silence_is_broken_by_pings(make_server: Callable[..., Any], path:
 
 async def test_reader_that_stops_is_cut_off(make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes nothing is cut off, its generation cancelled, and little is buffered for it."""
-    monkeypatch.setattr("colibrid.http.sending.WRITE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("colibrid.http.connection.WRITE_TIMEOUT_S", 0.2)
     server = await make_server([568] * 100_000)
     server.service.batch = 500
     server.service.info = msgspec.structs.replace(server.service.info, max_seq_len=1 << 20)
