@@ -21,7 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import uvloop
@@ -93,7 +93,7 @@ class Bare:
     def cpu_seconds(self) -> float:
         return cpu_seconds(self.process.pid)
 
-    def __enter__(self) -> Bare:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -164,7 +164,6 @@ def round_of(daemon: Served, other: Bare | None, streams: int, tokens: int) -> t
 
 def wait_for(server: Bare) -> None:
     end = time.monotonic() + START_S
-    place = urlsplit(server.url)
     while True:
         try:
             asyncio.run(run_streams(server.url, "/", [{"tokens": 1, "step_s": 0.001}]))
@@ -174,7 +173,6 @@ def wait_for(server: Bare) -> None:
             time.sleep(0.05)
         else:
             return
-        assert place.port
 
 
 def main() -> int:

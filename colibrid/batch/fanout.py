@@ -18,6 +18,8 @@ from colibrid.batch.translate import fault, token_record
 from colibrid.engine import abi
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from colibrid.batch.generation import LiveGeneration
     from colibrid.batch.interfaces import EngineInfo
     from colibrid.batch.placer import Placer
@@ -65,6 +67,8 @@ class FanOut:
         self._placer = placer
         self._tally = tally
         self._info = info
+        self._late: dict[LiveGeneration, None] = {}  # something has arrived for them, in order
+        self._timer: asyncio.TimerHandle | None = None
         self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
     def take(self, session: EngineSession) -> None:
@@ -85,8 +89,23 @@ class FanOut:
                 self._on_token(channel, slot, slot.owner, event)
             else:
                 self._on_event(channel, slot, slot.owner, event)
-        for generation in touched.values():
-            generation.wake()
+        self._wake(touched.values())
+
+    def _wake(self, touched: Iterable[LiveGeneration]) -> None:
+        """Wake each whose pace allows it, now or as soon as it does."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._late.update(dict.fromkeys(touched))
+        due = [one for one in self._late if one.due <= now or one.ended]
+        for generation in due:
+            del self._late[generation]
+            generation.wake_at(now)
+        if self._late and self._timer is None:
+            self._timer = loop.call_at(min(one.due for one in self._late), self._time_is_up)
+
+    def _time_is_up(self) -> None:
+        self._timer = None
+        self._wake(())
 
     def _on_token(
         self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event

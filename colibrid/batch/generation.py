@@ -72,8 +72,10 @@ class LiveGeneration:
         self.consumed = 0  # records that the consumer has taken
         self.advanced = 0  # records that the engine knows as read
         self.switches: list[Switch] = []  # experts that were replaced since its first position
+        self.due = 0.0  # of the loop's clock: before it nobody is woken for tokens
         self.early_masks: dict[int, bytes] = {}  # submitted before it had a slot, by output position
         self._masks = 0  # submitted
+        self._pace_s = 0.0
         self._owner = owner
         self._arrived: list[TokenRecord] = []
         self._error: RequestError | None = None
@@ -112,6 +114,11 @@ class LiveGeneration:
         self._error = error
         self._end()
 
+    def wake_at(self, now: float) -> None:
+        """Let the consumer look, for the last time until its pace allows it again or it ends."""
+        self.due = now + self._pace_s
+        self.wake()
+
     def wake(self) -> None:
         """Let the consumer look."""
         if self._waiter is not None and not self._waiter.done():
@@ -145,6 +152,10 @@ class LiveGeneration:
             raise ValueError(f"a mask for output position {position} after {self._masks} masks, {self.received} tokens")
         self._owner.masked(self, position, mask)
         self._masks += 1
+
+    def pace(self, interval_s: float) -> None:
+        """See interfaces.Generation."""
+        self._pace_s = interval_s
 
     def stop(self) -> None:
         """The consumer has all that it wants: release the slot; `result` then says what was done, where that is known."""

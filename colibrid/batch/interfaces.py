@@ -83,6 +83,14 @@ class Generation(Protocol):
         """
         ...
 
+    def pace(self, interval_s: float) -> None:
+        """From the next list of records on, the one after comes no sooner than this, unless the generation ends.
+
+        Whoever needs them less often saves what each list costs; 0, as at the start: each as it arrives. Masks are asked
+        for by records, so whoever submits them must not wait.
+        """
+        ...
+
     def cancel(self) -> None:
         """Stop and release the slot; the iteration then ends without a result. Harmless when already ended."""
         ...

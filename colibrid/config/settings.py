@@ -124,6 +124,14 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         Meta(gt=0, le=3600),
         Live("a comment line this often keeps idle streams open through proxies"),
     ] = 15.0
+    stream_interval_ms: Annotated[
+        float,
+        Meta(ge=0, le=1000),
+        Live(
+            "while more than 8 streams are open, what comes sooner than this after an event of a stream goes out with the "
+            "next one, about 60 times a second: it halves the daemon's work; 0: each token as it comes"
+        ),
+    ] = 16.0
     strict: Annotated[
         bool, Live("true: request fields unknown to the API are 400; false: listed in a response header")
     ] = False

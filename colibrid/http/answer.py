@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
+_WHOLE_PACE_S = 0.1  # how often tokens are taken over while nobody waits for them one by one
 _INLINE_LOGPROBS = 4000  # written down on the event loop: about 2 ms
 LOGPROB_BYTES = 100  # of one log-probability in an answer, about
 ID_BYTES = 100  # of a token that waits to be written down, about
@@ -91,7 +92,8 @@ async def answer(
         async with Choices(job, generations, state.text.tokenizer) as choices:
             try:
                 if stream:
-                    return await _streamed(request, state, choices, writer, job.timeout_s)
+                    with state.streaming():
+                        return await _streamed(request, state, choices, writer, job.timeout_s)
                 return await _whole(request, state, choices, writer, job.timeout_s)
             finally:
                 spending.used = choices.tokens
@@ -122,6 +124,7 @@ async def _whole(
 
     async def collect(choice: Choice) -> None:
         target = writers[choice]
+        choice.pace(_WHOLE_PACE_S)
         async for delta in choice.deltas():
             target.take(delta)
 
@@ -148,16 +151,17 @@ async def _streamed(
                 await stream.send(opening)
             async for delta in choice.deltas():
                 target.take(delta)
-                if stream.behind and target.pending < HELD_BYTES:
-                    continue
+                choice.pace(state.stream_pace_s)
+                if stream.behind:
+                    if target.pending < HELD_BYTES:
+                        continue
+                    await stream.room()
                 if target.weight <= _INLINE_LOGPROBS:
                     chunk = target.chunk()
                 else:
                     chunk = await _off_loop(state, target.weight, target.chunk)
                 if chunk:
                     stream.push(chunk)
-                    if stream.behind:
-                        await stream.room()
             rest = await _off_loop(state, target.weight, target.chunk)
             await stream.send(rest + target.closing())
 

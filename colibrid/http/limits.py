@@ -8,6 +8,7 @@ from colibrid.engine.abi import MAX_TOP_LOGPROBS as MAX_LOGPROBS
 
 __all__ = [
     "BODY_TIMEOUT_S",
+    "FEW_STREAMS",
     "HEAD_TIMEOUT_S",
     "HELD_BYTES",
     "INLINE_BODY_BYTES",
@@ -50,10 +51,11 @@ MAX_INCOMING_BODIES = 32  # times server.max_body_bytes: of all bodies that arri
 HEAD_TIMEOUT_S = 30.0  # for the head of a request to arrive, from connect or its first byte on
 BODY_TIMEOUT_S = 30.0  # for the whole body to arrive
 WRITE_TIMEOUT_S = 30.0  # a reader that has not caught up after so long is cut off
-WRITE_HIGH = 32 << 10  # bytes that wait for a client: from here on it is behind, and nothing more is handed over ...
-WRITE_LOW = 8 << 10  # ... until it has caught up to here
+WRITE_HIGH = 16 << 10  # bytes that wait for a client: from here on it is behind, and nothing more is handed over ...
+WRITE_LOW = 4 << 10  # ... until it has caught up to here
 UNSENT_BYTES = 16 << 10  # that the kernel holds beside them, and has not sent yet
-HELD_BYTES = 16 << 10  # of a stream's next event, about, that wait while the reader is behind: then its slot waits, too
+HELD_BYTES = 20 << 10  # of a stream's next event, about, that wait while the reader is behind: then its slot waits, too
+FEW_STREAMS = 8  # up to so many, each token of a stream is sent as it comes
 MAX_JSON_DEPTH = 128  # levels of a body
 MAX_JSON_CONTAINERS = 1 << 16  # lists and objects of a body
 MAX_JSON_KEYS = 1 << 16  # of all objects of a body

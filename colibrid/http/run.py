@@ -78,6 +78,14 @@ class Choice:
         """Log-probabilities of the prompt; complete from the first delta on."""
         return self._generation.prompt_records
 
+    def pace(self, interval_s: float) -> None:
+        """Deltas that come sooner than so long after the next one may come as one; 0: each as it comes.
+
+        Of no effect where a token may end the text, or decides which ones may follow: then each counts.
+        """
+        if self._masker is None and not self._watches:
+            self._generation.pace(interval_s)
+
     async def deltas(self) -> AsyncIterator[Delta]:
         """Yields what arrives; the last delta is the text that was held back, often none.
 

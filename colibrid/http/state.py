@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from colibrid.http.auth import KeyRing
+from colibrid.http.limits import FEW_STREAMS
 from colibrid.http.origin import Origins
 from colibrid.http.quota import Meters
 from colibrid.text.model_text import ModelText
 from colibrid.text.structured_masks import StructuredOutput
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from colibrid.batch.interfaces import GenerationService
@@ -48,6 +51,7 @@ class AppState:
     # Reads large bodies. One thread again, and not the scribe's: a bad body must not wait for somebody's answer.
     reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="reader"))
 
+    _streams: int = field(init=False, default=0)
     meters: Meters = field(init=False)
     origins: Origins = field(init=False)
     structured: StructuredOutput = field(init=False)
@@ -62,6 +66,20 @@ class AppState:
         self.settings, self.keys = settings, keys
         self.meters.renew(keys.keys, settings.auth.limits)
         self.origins = Origins(settings.server, has_keys=bool(keys))
+
+    @property
+    def stream_pace_s(self) -> float:
+        """How long after an event of a stream the next one is sent at the earliest: at once while there are few streams."""
+        return self.settings.server.stream_interval_ms / 1000 if self._streams > FEW_STREAMS else 0.0
+
+    @contextlib.contextmanager
+    def streaming(self) -> Iterator[None]:
+        """One more stream is open."""
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
 
     @property
     def aliases(self) -> tuple[str, ...]:

@@ -621,3 +621,41 @@ async def test_info_learns_from_the_engine(scheduler: Scheduler, engine: FakeEng
     assert scheduler.info.memory is not None
     assert scheduler.info.device == "fake"
     assert scheduler.readiness.phase == "restarting"
+
+
+# ------------------------------------------------------------------ the consumer's pace
+
+
+async def test_a_pace_joins_tokens_and_the_end_does_not_wait(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """A consumer with a pace gets in one list what came meanwhile, without waiting for the next token; the end comes at once."""
+    generation = scheduler.submit(request_of(max_tokens=6))
+    lists: list[int] = []
+
+    async def consume() -> None:
+        async for records in generation:
+            lists.append(len(records))
+            generation.pace(0.15)
+
+    consuming = asyncio.create_task(consume())
+    await settle()
+    await step(session, 1)
+    await settle()
+    assert lists == [1]
+    await step(session, 1)
+    await settle()
+    assert lists == [1, 1]  # the pace counts from the list after the first on
+    for _ in range(3):
+        await step(session, 1)
+        await settle()
+    assert lists == [1, 1]
+    async with asyncio.timeout(5):
+        while len(lists) == 2:  # noqa: ASYNC110 - the condition is of the other side
+            await asyncio.sleep(0.01)
+    assert lists == [1, 1, 3]
+    began = asyncio.get_running_loop().time()
+    await step(session, 1)
+    await consuming
+    assert asyncio.get_running_loop().time() - began < 0.1
+    assert lists == [1, 1, 3, 1]

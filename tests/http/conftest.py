@@ -72,6 +72,7 @@ class FakeGeneration:
         self.cancelled = False
         self.ended = False
         self.masks: list[bytes] = []
+        self.paces: list[float] = []
         self._service = service
         self._sent = 0
 
@@ -79,6 +80,9 @@ class FakeGeneration:
         assert position == len(self.masks), "positions are masked in order, each once"
         assert len(mask) == self._service.info.mask_bytes
         self.masks.append(mask)
+
+    def pace(self, interval_s: float) -> None:
+        self.paces.append(interval_s)
 
     def cancel(self) -> None:
         if not self.ended:

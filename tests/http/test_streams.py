@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import pytest
 import structlog
 
 from colibrid.errors import EngineFaultError
+from colibrid.http.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,3 +128,86 @@ async def test_leaving_before_the_answer_begins_is_no_fault(make_server: Callabl
         await until(lambda: len([line for line in logs if line["event"] == "request"]) == 20)
     assert {(line["event"], line.get("status")) for line in logs} == {("request", 499)}
     assert not server.service.live
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_slow_readers_do_not_hold_their_slots(make_server: Callable[..., Any], path: str) -> None:
+    """While a reader takes nothing its text is taken from the engine to the end; the daemon holds little, and all arrives."""
+    server = await make_server([568] * 6_000)
+    server.service.info = msgspec.structs.replace(server.service.info, max_seq_len=1 << 20)
+    body = json.dumps(
+        {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6_000, "stream": True}
+    )
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    if path == "/v1/completions":
+        body = body.replace('"messages"', '"metadata"')
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+    await loop.sock_sendall(client, (head + body).encode())
+    await until(lambda: server.service.generations)
+    (generation,) = server.service.generations
+    await until(lambda: generation.ended)
+    assert generation.result is not None
+    read = bytearray()
+    async with asyncio.timeout(10):
+        while b"[DONE]" not in read[-40:]:
+            read += await loop.sock_recv(client, 65536)
+    client.close()
+    assert read.count(b"The") == 6_000
+    assert read.count(b"data: ") < 2_000  # what waited went out in few events
+
+
+async def test_many_slow_readers_are_cut_off_and_others_served(
+    make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers of log-probabilities at a crawl are cut off, with little held for each; a quick one beside them is served."""
+    monkeypatch.setattr("colibrid.http.connection.WRITE_TIMEOUT_S", 0.5)
+    server = await make_server([568] * 20_000)
+    server.service.info = msgspec.structs.replace(server.service.info, max_seq_len=1 << 20)
+    body = b'{"prompt": "Hi", "max_tokens": 20000, "stream": true, "logprobs": 20}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    loop = asyncio.get_running_loop()
+    clients = []
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(20):
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            await loop.sock_connect(client, ("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+            await loop.sock_sendall(client, head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+            clients.append(client)
+        await until(lambda: len(server.service.generations) == 20)
+        held = [transport_of(server, index).get_write_buffer_size() for index in range(20)]
+        assert max(held) < 64 << 10
+        assert (await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1})).status == 200
+        await until(lambda: not server.service.live)
+    assert [line["event"] for line in logs].count("slow_reader_cut") == 20
+    assert all(generation.cancelled for generation in server.service.generations[:20])
+    for client in clients:
+        client.close()
+
+
+def transport_of(server: Any, index: int) -> Any:
+    """The daemon's end of the connection that came as number `index`."""
+    handlers = [one for one in gc.get_objects() if isinstance(one, Connection) and one.transport is not None]
+    return sorted(handlers, key=lambda one: one.transport.get_extra_info("peername"))[index].transport
+
+
+async def test_crowds_of_streams_are_sent_in_fewer_events(make_server: Callable[..., Any]) -> None:
+    """With few streams each token is taken as it comes; with many, at the pace of the setting; the text is the same."""
+    server = await make_server(LONG[:20])
+    server.service.pause_s = 0.02
+    body = REQUEST | {"max_tokens": 20}
+    await server.post("/v1/completions", body)
+    assert set(server.service.generations[0].paces) == {0.0}
+    answers = await asyncio.gather(*(server.post("/v1/completions", body) for _ in range(12)))
+    assert {"".join(event["choices"][0]["text"] for event in one.events[:-1]) for one in answers} == {"The" * 20}
+    assert any(0.016 in one.paces for one in server.service.generations[1:])
+    await server.post("/v1/completions", body | {"stream": False})
+    assert server.service.last is server.service.generations[-1].request
+    assert server.service.generations[-1].paces == [0.1]
+    await server.post("/v1/completions", body | {"stream": False, "stop": ["x"]})
+    assert server.service.generations[-1].paces == []
