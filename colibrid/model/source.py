@@ -97,8 +97,8 @@ class CheckpointModel:
             return None
         assert self._int4 is not None, "a packed matrix comes from an int4 checkpoint"
         alike: tuple[Tensor, ...] = (tensor,)
-        if tensor.expert is not None:
-            alike = next(tensors for tensors in self.tensors.values() if tensor in tensors)
+        if tensor.layer is not None and tensor.expert is not None:
+            alike = self.tensors[self.description.layers[tensor.layer].expert_files[tensor.expert]]
         return f"int4-g{self._int4.scheme.group}" + ("-z" if any(map(self._has_zero_points, alike)) else "")
 
     def packed(self, tensor: Tensor) -> QuantisedMatrix:
