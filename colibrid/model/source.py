@@ -48,6 +48,12 @@ class CheckpointModel:
                 self.tensors[name] = layout.expert_tensors(hyper.hidden, index, expert, layer.expert_width)
         scheme = read_scheme(checkpoint.config)
         self._int4 = None if scheme is None else Int4Source(checkpoint, scheme)
+        packed = next((name for name in checkpoint.tensors if name.endswith(".qweight")), None)
+        if scheme is None and packed is not None:
+            raise ModelError(
+                f"tensor {packed} is int4, but config.json has no quantization_config; put what quantize_config.json or "
+                'quant_config.json says there, with quant_method "gptq" or "awq", bits and group_size'
+            )
         self._zero_points: dict[tuple[int | None, int | None, str], bool] = {}
 
     def precision(self) -> FloatPrecision:

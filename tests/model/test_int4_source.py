@@ -136,6 +136,16 @@ def test_settings_that_are_not_read(change: dict[str, Any], words: list[str], tm
     refused(tmp_path, words)
 
 
+def test_int4_without_settings(tmp_path: Path) -> None:
+    """Older checkpoints keep them in another file: the message says what to copy where."""
+    write_int4(CASES[0], KINDS[0], tmp_path / "src")
+    where = tmp_path / "src" / "config.json"
+    config = json.loads(where.read_text())
+    del config["quantization_config"]
+    where.write_text(json.dumps(config))
+    refused(tmp_path, ["qweight is int4", "quantize_config.json", "quant_method"])
+
+
 def refused(folder: Path, words: list[str]) -> None:
     with pytest.raises(ModelError) as caught:
         convert(folder / "src", folder / "pack", crc32c=zlib.crc32)
