@@ -5,22 +5,25 @@ The folder holds colibri.json and the texts, but none of the files of weights th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from colibrid import __version__
 from colibrid.model import layout
 from colibrid.model.checkpoint import TEXT_FILES, read_json, text_files
-from colibrid.model.families import family_of
+from colibrid.model.families import Family, family_of
+from colibrid.model.families.base import Description, recipe
 from colibrid.model.families.config import Config
 from colibrid.model.fingerprint import Dtype, fingerprint
+from colibrid.model.formats import FORMATS, Format
+from colibrid.model.int4_scheme import read_scheme
 from colibrid.model.manifest import PACK_VERSION, Backend, FloatPrecision, Manifest
 from colibrid.model.pack_writer import open_writer
-from colibrid.model.precision import Plan, check_plan
+from colibrid.model.precision import AS_IT_IS, Plan, check_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colibrid.model.layout import FormatOf
+    from colibrid.model.layout import FormatOf, Tensor
 
 _PRECISION_OF: dict[str, FloatPrecision] = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -44,10 +47,6 @@ def dummy_manifest(
     description = family.read(Config(config))
     said = config.get("dtype") or config.get("torch_dtype")
     precision = _PRECISION_OF.get(str(said), "bf16") if dtype == "auto" else dtype
-    formats = format_of
-    if isinstance(formats, Plan):
-        check_plan(formats, description.layers, tied_head=description.hyperparameters.tied_head)
-        formats = formats.formats(precision)
     return Manifest(
         version=PACK_VERSION,
         backend=backend,
@@ -58,10 +57,41 @@ def dummy_manifest(
         hyperparameters=description.hyperparameters,
         layers=description.layers,
         files=layout.planned_files(
-            description.hyperparameters, description.layers, precision, layout.LAYOUT_OF[backend], formats
+            description.hyperparameters,
+            description.layers,
+            precision,
+            layout.LAYOUT_OF[backend],
+            _formats(config, family, description, precision, format_of),
         ),
         text=text_files(folder, config),
     )
+
+
+def _formats(
+    config: dict[str, Any],
+    family: Family,
+    description: Description,
+    precision: FloatPrecision,
+    format_of: FormatOf | Plan | None,
+) -> FormatOf:
+    """Of every tensor; of an AWQ or GPTQ checkpoint as far as its configuration tells."""
+    plan = AS_IT_IS if format_of is None else format_of
+    if not isinstance(plan, Plan):
+        return plan
+    hyper, layers = description.hyperparameters, description.layers
+    check_plan(plan, layers, tied_head=hyper.tied_head)
+    scheme = read_scheme(config)
+
+    def format_of_tensor(tensor: Tensor) -> Format:
+        if tensor.role in layout.FP32_ROLES:
+            return FORMATS["fp32"]
+        packed = None
+        if scheme is not None and tensor.layer is not None:
+            names = [source.name for source in recipe(family.names, hyper, layers, tensor, ())]
+            packed = scheme.format_of(names)
+        return FORMATS[plan.format_of(tensor, packed or precision)]
+
+    return format_of_tensor
 
 
 def write_dummy_pack(

@@ -6,7 +6,7 @@ int4_words.py has the words; the rest of such a checkpoint (norms, embedding, ro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -15,23 +15,12 @@ from colibrid.errors import ModelError
 from colibrid.model import floats, int4_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from colibrid.model.checkpoint import Checkpoint, TensorInfo
     from colibrid.model.families.base import Source
+    from colibrid.model.int4_scheme import Scheme
 
-GROUPS = (32, 64, 128)
 _SUFFIX = ".weight"
 _MIDDLE = 8  # the zero point of a symmetric matrix
-
-
-class Scheme(msgspec.Struct, frozen=True):
-    """What config.json's quantization_config says."""
-
-    method: Literal["awq", "gptq"]
-    group: int
-    version: int = 1  # of GPTQ's zero points
-    desc_act: bool = False
 
 
 class Numbers(msgspec.Struct, frozen=True):
@@ -40,44 +29,6 @@ class Numbers(msgspec.Struct, frozen=True):
     values: floats.Array  # (rows, cols) uint8, 0 .. 15
     scales: floats.Array  # (rows, groups) float16
     zeros: floats.Array  # (rows, groups) uint8
-
-
-class _Config(msgspec.Struct, frozen=True):
-    """Fields of quantization_config that matter here; others are about how it was made."""
-
-    quant_method: str
-    bits: int = 0
-    group_size: int = 0
-    version: str = "gemm"
-    checkpoint_format: str = "gptq"
-    desc_act: bool = False
-
-
-def read_scheme(config: Mapping[str, object]) -> Scheme | None:
-    """None: the checkpoint is not quantised. ModelError: in a way that is not read."""
-    raw = config.get("quantization_config")
-    if raw is None:
-        return None
-    where = "config.json: quantization_config"
-    try:
-        found = msgspec.convert(raw, _Config)
-    except msgspec.ValidationError as error:
-        raise ModelError(f"{where}: {error}") from None
-    if found.quant_method not in ("awq", "gptq"):
-        raise ModelError(f"{where}.quant_method is {found.quant_method!r}; supported: awq, gptq, or none of it")
-    method: Literal["awq", "gptq"] = "awq" if found.quant_method == "awq" else "gptq"
-    if found.bits != 4:
-        raise ModelError(f"{where}.bits is {found.bits}, only 4 is read; convert the original checkpoint")
-    if found.group_size not in GROUPS:
-        raise ModelError(
-            f"{where}.group_size is {found.group_size}; supported: {', '.join(map(str, GROUPS))}; convert the original "
-            "checkpoint"
-        )
-    if method == "awq" and found.version.lower() != "gemm":
-        raise ModelError(f"{where}.version is {found.version!r}, only 'gemm' is read; convert the original checkpoint")
-    if method == "gptq" and found.checkpoint_format not in ("gptq", "gptq_v2"):
-        raise ModelError(f"{where}.checkpoint_format is {found.checkpoint_format!r}; supported: gptq, gptq_v2")
-    return Scheme(method, found.group_size, 2 if found.checkpoint_format == "gptq_v2" else 1, found.desc_act)
 
 
 class Int4Source:

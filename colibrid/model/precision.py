@@ -26,14 +26,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from colibrid.errors import ConfigError, ModelError
-from colibrid.model.formats import FORMATS, format_of
-from colibrid.model.layout import FP32_ROLES
+from colibrid.model.formats import format_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colibrid.model.layout import FormatOf, Tensor
-    from colibrid.model.manifest import FloatPrecision, Layer
+    from colibrid.model.layout import Tensor
+    from colibrid.model.manifest import Layer
 
 MAX_RULES = 4096
 MAX_NUMBER = 1 << 20
@@ -109,10 +108,6 @@ class Plan(msgspec.Struct, frozen=True):
             if rule.fits(tensor):
                 found = rule.format
         return found
-
-    def formats(self, precision: FloatPrecision) -> FormatOf:
-        """Of all tensors, those that stay fp32 among them, where `precision` is that of the rest."""
-        return lambda tensor: FORMATS["fp32" if tensor.role in FP32_ROLES else self.format_of(tensor, precision)]
 
     def __str__(self) -> str:
         """The rules in one spelling: equal plans give equal texts."""

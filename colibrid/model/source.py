@@ -18,7 +18,8 @@ from colibrid.model.families import Family, family_of
 from colibrid.model.families.base import Description, Recipe, Source, ignorable, recipe
 from colibrid.model.families.config import Config
 from colibrid.model.formats import format_of
-from colibrid.model.int4_source import Int4Source, read_scheme
+from colibrid.model.int4_scheme import read_scheme
+from colibrid.model.int4_source import Int4Source
 from colibrid.model.quantised import QuantisedMatrix
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from int4_checkpoints import CASES as WIDE
+from int4_checkpoints import Int4, write_int4
 from random_cases import CASES, Case
 from random_checkpoints import write_checkpoint
 
@@ -92,3 +93,16 @@ def test_rules_of_precision(tmp_path: Path) -> None:
     assert open_pack(packs[1], check_files=False).manifest.files == planned.files
     with pytest.raises(ConfigError, match=r"model.precision: 'layer 9': layer 9 given"):
         resolve(str(src), CacheOptions(**places, precision="layer 9=int8"), crc32c=zlib.crc32)
+
+
+def test_an_int4_checkpoint_is_described_as_one(tmp_path: Path) -> None:
+    """By its configuration alone, with the parts that it says are not int4; a symmetric one may turn out smaller."""
+    for number, (kind, kept) in enumerate(((Int4("awq"), None), (Int4("awq", attention=False), ["self_attn"]))):
+        src = tmp_path / f"src{number}"
+        write_int4(WIDE[0], kind, src)
+        config = json.loads((src / "config.json").read_text())
+        config["quantization_config"]["modules_to_not_convert"] = kept
+        (src / "config.json").write_text(json.dumps(config))
+        planned = dummy_manifest(src, "fp16")
+        made = convert(src, tmp_path / f"pack{number}", crc32c=zlib.crc32)
+        assert [file.sections for file in planned.files] == [file.sections for file in made.files]

@@ -39,6 +39,14 @@ def test_gptq_words(out: int, inputs: int) -> None:
     assert np.array_equal(int4_words.to_gptq(values), words)
 
 
+def test_gptq_order_by_hand() -> None:
+    """Of inputs 0 to 7, the word's nibbles from the lowest are in order; zeros of outputs too, one less in version 1."""
+    values = np.arange(8, dtype=np.uint8)[None, :]
+    assert int4_words.to_gptq(values).view(np.uint32).tolist() == [[0x76543210]]
+    assert int4_words.zeros_to_gptq(values.T, 2).view(np.uint32).tolist() == [[0x76543210]]
+    assert int4_words.zeros_to_gptq(values.T + np.uint8(1), 1).view(np.uint32).tolist() == [[0x76543210]]
+
+
 @pytest.mark.parametrize(("version", "low"), [(1, 1), (2, 0)])
 def test_gptq_zeros(version: int, low: int) -> None:
     """Version 1 stores one less; all sixteen stored numbers come back."""
