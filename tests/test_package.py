@@ -16,14 +16,16 @@ from colibrid.engine.library import Library
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = Path(colibrid.__file__).parent
 NATIVE = PACKAGE / "engine" / "lib"
-PRECISIONS = ("fp32", "fp16", "bf16")
+FLOATS, INTEGERS = ("fp32", "fp16", "bf16", "fp8"), ("int8", "int4")
 
 
 def test_modules_json_has_the_hashes_of_the_installed_modules() -> None:
     """Every kernel module is listed once with the SHA-256 of the file that lies beside it."""
     listed = {entry["file"]: entry["sha256"] for entry in json.loads((NATIVE / "modules.json").read_text())["modules"]}
-    sets = ("generic", "avx2", "avx512") if platform.machine() == "x86_64" else ("generic",)
-    assert set(listed) == {f"clb_cpu_{name}_{precision}.so" for name in sets for precision in PRECISIONS}
+    x86 = platform.machine() == "x86_64"
+    wanted = {f"clb_cpu_{name}_{each}.so" for name in ("generic", *(("avx2", "avx512") * x86)) for each in FLOATS}
+    wanted |= {f"clb_cpu_{name}_{each}.so" for name in ("generic", *(("avx2", "vnni") * x86)) for each in INTEGERS}
+    assert set(listed) == wanted
     assert listed == {name: hashlib.sha256((NATIVE / name).read_bytes()).hexdigest() for name in listed}
 
 
