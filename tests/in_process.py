@@ -113,7 +113,7 @@ class InProcessEngine:
             self._accelerator.attach(setup, mapping, self._stack)
         self._engine, error = ctypes.c_void_p(), abi.Error()
         with ExitStack() as opening:
-            modules = opening.enter_context(KernelModules())
+            modules = opening.enter_context(KernelModules(custom=self.spec.modules))
             setup.use_modules(modules)
             setup.config.channel_base = mapping.base
             setup.config.channel_bytes = mapping.size

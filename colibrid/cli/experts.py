@@ -30,7 +30,7 @@ def list_experts(config_file: str | None, sets: tuple[str, ...], admin_socket: s
 @click.argument("layer", type=click.IntRange(min=0))
 @click.argument("expert", type=click.IntRange(min=0))
 @click.argument("file", required=False)
-@click.option("--module", metavar="NAME", help="The kernel module of modules.load that shall compute it.")
+@click.option("--module", metavar="NAME", help="The kernel of modules.load that shall compute it; auto: the package's.")
 @admin_options
 def swap(
     layer: int,
@@ -43,8 +43,8 @@ def swap(
 ) -> None:
     """Put the expert in FILE in the place of expert EXPERT of layer LAYER, while the daemon serves.
 
-    FILE lies below a folder of experts.swap_folders, in a pack or with FILE.json beside it. Without FILE only the kernel
-    changes; without --module it is the best of the package. Returns when the new expert serves.
+    FILE lies below a folder of experts.swap_folders, in a pack or with FILE.json beside it. With --module alone only the
+    kernel changes. Returns when the new expert serves.
     """
     body = {"module": module}
     if file is not None:

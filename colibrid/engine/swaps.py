@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from colibrid.engine.state import Readiness
     from colibrid.model.manifest import Manifest
 
+BEST = "auto"  # the kernel that the package would take
 STEP_TIMEOUT_S = 10.0  # for a step boundary to come
 _RETRY_AFTER_S = 1.0
 _LATER = frozenset({abi.Status.FULL, abi.Status.STATE})
@@ -122,7 +123,7 @@ class ExpertSwaps:
         return tuple(self._recorded[key].version for key in sorted(self._recorded))
 
     async def replace(self, layer: int, expert: int, path: str | None, module: str | None) -> Outcome:
-        """Put the expert of a file in the place of another one, or have another kernel compute it.
+        """Put the expert of a file in the place of another one, or have another kernel (BEST: the package's) compute it.
 
         RequestError says what is wrong with what was asked for; OverloadedError: no engine is ready. Nothing has changed
         then. EngineFaultError: an engine failed meanwhile.
@@ -130,6 +131,7 @@ class ExpertSwaps:
         self._check_place(layer, expert)
         if path is None and module is None:
             raise RequestError("Neither file nor module is given; send one of them.", param="file")
+        module = None if module == BEST else module
         started = time.monotonic()
         async with self._lock:
             source = None if path is None else await self._open(path)

@@ -229,9 +229,6 @@ static int32_t check_desc(const clb_engine* engine, const clb_swap_desc* desc, c
     return clb_fail(error, CLB_ERR_ARGUMENT, "expert is %u, but layer %u has %u experts", desc->expert, desc->layer,
                     experts);
   }
-  if (desc->fd < 0 && desc->module == 0u) {
-    return clb_fail(error, CLB_ERR_ARGUMENT, "swap: neither a file nor a kernel module is given");
-  }
   return CLB_OK;
 }
 
