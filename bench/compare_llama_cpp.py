@@ -2,7 +2,7 @@
 
     python bench/compare_llama_cpp.py --llama-bin FOLDER --converter 'python hf_to_gguf.py' --work FOLDER [--quick]
 
-The folder of --llama-bin holds llama-bench and llama-server; the converter is given HF_DIR OUT.gguf f32|f16. Both
+The folder of --llama-bin holds llama-bench, llama-quantize and llama-server; the converter is given HF_DIR OUT.gguf f32|f16. Both
 sides run with the same number of threads; the same client asks both servers. Measure on an idle machine: with a
 compiler beside it, llama.cpp decodes ten times slower. Writes NAME.json and NAME.md into --out. Needs numpy.
 """
@@ -82,6 +82,8 @@ FULL_ENGINE = (
     EnginePlan(model=SMALL, precision="fp16", rounds=5, repeat=3),
     EnginePlan(model=LARGE, precision="fp32", rounds=5, repeat=2),
     EnginePlan(model=LARGE, precision="fp16", rounds=5, repeat=2),
+    EnginePlan(model=LARGE, precision="int8-g128", rounds=5, repeat=2),
+    EnginePlan(model=LARGE, precision="int4-g32", rounds=5, repeat=2),
 )
 FULL_SERVER = (
     ServerPlan(model=SMALL, precision="fp32", rounds=3, seconds=4),
@@ -93,6 +95,8 @@ QUICK_ENGINE = (
     EnginePlan(model=SMALL, precision="fp16", rounds=2, repeat=1),
     EnginePlan(model=LARGE, precision="fp32", rounds=1, repeat=1, steps=32),
     EnginePlan(model=LARGE, precision="fp16", rounds=1, repeat=1, steps=32),
+    EnginePlan(model=LARGE, precision="int8-g128", rounds=1, repeat=1, steps=32),
+    EnginePlan(model=LARGE, precision="int4-g32", rounds=1, repeat=1, steps=32),
 )
 QUICK_SERVER = (ServerPlan(model=SMALL, precision="fp32", rounds=1, seconds=2),)
 
@@ -124,6 +128,7 @@ def compare_engine(setup: Setup, plan: EnginePlan, say: Callable[[str], None]) -
         floor_share=[each["decode"]["floor_share"] for each in ours],
         layer_us_above_floor=[each["decode"]["layer_us_above_floor"] for each in ours],
         read_bandwidth=[each["decode"]["read_bandwidth"] for each in ours],
+        bytes_ratio=ours[0]["weights_bytes"] / weights.gguf.stat().st_size,
     )
 
 
@@ -249,7 +254,9 @@ def write(results: Results, folder: Path, name: str) -> Path:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What every script that measures beside llama.cpp needs to know."""
-    parser.add_argument("--llama-bin", type=Path, required=True, help="folder of llama-bench and llama-server")
+    parser.add_argument(
+        "--llama-bin", type=Path, required=True, help="folder of llama-bench, llama-quantize and llama-server"
+    )
     parser.add_argument("--converter", required=True, help="command that is given HF_DIR OUT.gguf f32|f16")
     parser.add_argument("--work", type=Path, required=True, help="folder for weights; kept, 4 GB")
     parser.add_argument("--out", type=Path, help="folder of the results; default: that of --work")

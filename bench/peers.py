@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-Precision = Literal["fp32", "fp16"]
+Precision = Literal["fp32", "fp16", "int8-g128", "int4-g32"]
+# llama.cpp's type for all matrices, embedding and head among them, of nearly as many bytes.
+PEER_TYPES: dict[Precision, str] = {"int8-g128": "Q8_0", "int4-g32": "Q4_0"}
 
 COLIBRID = (sys.executable, "-m", "colibrid.cli")
 READY_S = 120.0
@@ -69,13 +71,28 @@ def prepare(setup: Setup, model: str, precision: Precision) -> Weights:
         partial = setup.work / f"{model}.partial"
         write_checkpoint(partial, model)
         partial.rename(checkpoint)
-    kind = precision.replace("fp", "f")
-    gguf = setup.work / f"{model}-{kind}.gguf"
+    return Weights(model=model, precision=precision, checkpoint=checkpoint, gguf=_gguf(setup, checkpoint, precision))
+
+
+def _gguf(setup: Setup, checkpoint: Path, precision: Precision) -> Path:
+    """llama.cpp's file, made if it is not there: converted, or quantised from the fp16 one."""
+    kind = PEER_TYPES.get(precision, precision.replace("fp", "f"))
+    gguf = setup.work / f"{checkpoint.name}-{kind}.gguf"
     if not gguf.exists():
         partial = gguf.with_suffix(".partial")
-        _run([*shlex.split(setup.converter), str(checkpoint), str(partial), kind])
+        if precision in PEER_TYPES:
+            source = _gguf(setup, checkpoint, "fp16")
+            command = [str(setup.llama_bin / "llama-quantize"), "--pure", str(source), str(partial), kind]
+            _run(command, _llama_environment(setup))
+        else:
+            _run([*shlex.split(setup.converter), str(checkpoint), str(partial), kind])
         partial.rename(gguf)
-    return Weights(model=model, precision=precision, checkpoint=checkpoint, gguf=gguf)
+    return gguf
+
+
+def _kinds(formats: Sequence[str]) -> set[str]:
+    """Formats without their groups: of int8-g128 a row of less than 128 columns is one group, as in int8."""
+    return {name.partition("-")[0] for name in formats}
 
 
 def llama_bench(setup: Setup, weights: Weights, prompts: Sequence[int], steps: int, repeat: int) -> dict[str, float]:
@@ -108,7 +125,7 @@ def llama_version(setup: Setup) -> str:
 
 
 def colibrid_bench(setup: Setup, weights: Weights, prompts: Sequence[int], steps: int, repeat: int) -> dict[str, Any]:
-    """`rates` as llama_bench gives them, and the decode row of `colibrid bench engine` as `decode`."""
+    """`rates` as llama_bench gives them, the decode row of `colibrid bench engine` as `decode`, and `weights_bytes`."""
     base = ["bench", "engine", str(weights.checkpoint), *_settings(setup, weights), "--slots", "1", "--json"]
     options = ["--repeat", str(repeat)]
     # llama-bench decodes from an empty context.
@@ -116,11 +133,11 @@ def colibrid_bench(setup: Setup, weights: Weights, prompts: Sequence[int], steps
     lengths = ",".join(map(str, prompts))
     prefill = json.loads(_run([*COLIBRID, *base, *options, "--prompt-tokens", lengths, "--steps", "1"]))
     for document in (decode, prefill):
-        if document["threads"] != setup.threads or document["precision"] != weights.precision:
-            raise BenchError(f"colibrid ran {document['precision']} on {document['threads']} threads")
+        if document["threads"] != setup.threads or _kinds(document["formats"]) != _kinds([weights.precision]):
+            raise BenchError(f"colibrid ran {document['formats']} on {document['threads']} threads")
     rates = {f"prefill {row['prompt_tokens']}": row["prefill_tokens_per_s"] for row in prefill["rows"]}
     rates[f"decode {steps}"] = decode["rows"][0]["decode_tokens_per_s"]
-    return {"rates": rates, "decode": decode["rows"][0]}
+    return {"rates": rates, "decode": decode["rows"][0], "weights_bytes": decode["weights_bytes"]}
 
 
 def colibrid_sweep(setup: Setup, weights: Weights, slots: str, prompts: str) -> dict[str, Any]:
@@ -194,9 +211,15 @@ def free_port() -> int:
 
 
 def _settings(setup: Setup, weights: Weights) -> list[str]:
+    formats = f"model.dtype={weights.precision}"
+    if weights.precision in PEER_TYPES:
+        tied = json.loads((weights.checkpoint / "config.json").read_text())["tie_word_embeddings"]
+        ends = ("embedding",) if tied else ("embedding", "head")
+        rules = [weights.precision, *(f"{end}={weights.precision}" for end in ends)]
+        formats = f"model.precision={', '.join(rules)}"
     pairs = (
         "engine.device=cpu",
-        f"model.dtype={weights.precision}",
+        formats,
         f"model.cache_dir={setup.work / 'packs'}",
         f"engine.threads={setup.threads}",
     )

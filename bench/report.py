@@ -42,6 +42,7 @@ class EngineResult(msgspec.Struct, frozen=True, kw_only=True):
     floor_share: list[float]  # of our decode
     layer_us_above_floor: list[float]
     read_bandwidth: list[float]  # bytes/s
+    bytes_ratio: float | None = None  # of our weights and llama.cpp's file
 
 
 class ServerResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,8 +119,8 @@ def markdown(results: Results) -> Iterator[str]:
 
 
 def engine_table(rows: Sequence[EngineResult]) -> Iterator[str]:
-    yield "| model | weights | tokens/s of | colibrid | llama.cpp | ratio | of the floor | us/layer above it |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| model | weights | tokens/s of | colibrid | llama.cpp | ratio | of the floor | us/layer above it | bytes ratio |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for row in rows:
         for name, pair in row.rates.items():
             floor = ["", ""]
@@ -128,7 +129,9 @@ def engine_table(rows: Sequence[EngineResult]) -> Iterator[str]:
                     f"{statistics.median(row.floor_share):.0%}",
                     f"{statistics.median(row.layer_us_above_floor):.0f}",
                 ]
-            yield _line(row.model, row.precision, name, _spread(pair.ours), _spread(pair.theirs), _ratio(pair), *floor)
+            size = "" if row.bytes_ratio is None else f"{row.bytes_ratio:.3f}"
+            rates = (_spread(pair.ours), _spread(pair.theirs), _ratio(pair))
+            yield _line(row.model, row.precision, name, *rates, *floor, size)
 
 
 def server_table(rows: Sequence[ServerResult]) -> Iterator[str]:

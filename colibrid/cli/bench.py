@@ -140,6 +140,7 @@ def _measure(
         probe_threads,
     )
     from colibrid.cli.bench_report import engine_head, engine_line, machine_name  # noqa: PLC0415
+    from colibrid.cli.footprint import footprint, format_names  # noqa: PLC0415
     from colibrid.engine.spec import device_name  # noqa: PLC0415
 
     if opened.gpu is None:
@@ -168,6 +169,8 @@ def _measure(
             "family": manifest.family,
             "weights": "random" if spec.weights == "dummy" else "files",
             "precision": manifest.precision,
+            "formats": format_names(manifest),
+            "weights_bytes": footprint(manifest).total,
             "kv_precision": spec.kv_precision,
             "device": spec.device,
             "threads": opened.threads,

@@ -6,7 +6,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colibrid.cli.footprint import footprint
+from colibrid.cli.footprint import footprint, format_names
 from colibrid.config.sizes import format_bytes
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ def engine_head(
 ) -> Iterator[str]:
     """What stands above the lines of `bench engine`; memory: lines of the bill; bandwidth in bytes a second."""
     parts = footprint(manifest)
+    formats = ", ".join(format_names(manifest))
     weights = "random weights, " if spec.weights == "dummy" else "weights "
-    yield f"model      {manifest.name} ({manifest.family}), {weights}{manifest.precision}, KV {spec.kv_precision}"
+    yield f"model      {manifest.name} ({manifest.family}), {weights}{formats}, KV {spec.kv_precision}"
     yield (f"device     {device}; chunks of {spec.prefill_chunk}, {spec.prefill_tokens} tokens a prefill step")
     yield (
         f"bytes      {format_bytes(parts.dense_read)} dense a step + {format_bytes(int(parts.mean_expert))} a run of an "

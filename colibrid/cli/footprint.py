@@ -68,6 +68,16 @@ def footprint(manifest: Manifest) -> Footprint:
     )
 
 
+def format_names(manifest: Manifest) -> list[str]:
+    """The formats of the matrices but the routers, those of most bytes first."""
+    sizes: Counter[str] = Counter()
+    for file in manifest.files:
+        for section in file.sections:
+            if section.role not in FP32_ROLES:
+                sizes[format_of_section(section).name] += section.bytes
+    return [name for name, _ in sizes.most_common()]
+
+
 def _part(manifest: Manifest, section: Section) -> str:
     part = _PARTS[section.role]
     if part == "shared":

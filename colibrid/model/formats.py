@@ -42,8 +42,11 @@ class Format(msgspec.Struct, frozen=True):
         return self.group_rows > 0
 
     def groups_of(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """group_rows and group_cols of a matrix (rows, cols)."""
-        return (self.group_rows, self.group_cols or shape[1]) if self.quantised else (0, 0)
+        """group_rows and group_cols of a matrix (rows, cols). A row that is shorter than int8's group is one itself."""
+        if not self.quantised:
+            return 0, 0
+        cols = min(self.group_cols, shape[1]) if self.precision == "int8" else self.group_cols
+        return self.group_rows, cols or shape[1]
 
 
 def _formats() -> dict[str, Format]:

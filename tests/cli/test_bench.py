@@ -147,7 +147,7 @@ def test_nothing_but_the_document_is_printed(
 ) -> None:
     """Why the CPU was taken is said only if the configuration asks for such events, and never on stdout."""
 
-    def none() -> None:
+    def none(_index: int = 0) -> None:
         raise DeviceError("no GPU")
 
     monkeypatch.setattr(gpu, "find_gpu", none)

@@ -27,6 +27,12 @@ value = lambda name: sys.argv[sys.argv.index(name) + 1]
 rows = [dict(n_prompt=int(n), n_gen=0, samples_ts=[90.0, 110.0, 100.0]) for n in value("-p").split(",")]
 print(json.dumps([*rows, dict(n_prompt=0, n_gen=int(value("-n")), samples_ts=[7.0])]))
 """
+LLAMA_QUANTIZE = """#!{python}
+import shutil, sys
+_, pure, source, target, kind = sys.argv
+assert (pure, kind) == ("--pure", "Q8_0") and source.endswith("-f16.gguf"), sys.argv
+shutil.copyfile(source, target)
+"""
 LLAMA_SERVER = """#!{python}
 import os, sys
 if sys.argv[1:] == ["--version"]:
@@ -42,7 +48,8 @@ def make_setup(folder: Path) -> peers.Setup:
     """Tools that stand in for llama.cpp's."""
     tools = folder / "bin"
     tools.mkdir()
-    for name, text in (("llama-bench", LLAMA_BENCH), ("llama-server", LLAMA_SERVER)):
+    tool_texts = {"llama-bench": LLAMA_BENCH, "llama-quantize": LLAMA_QUANTIZE, "llama-server": LLAMA_SERVER}
+    for name, text in tool_texts.items():
         (tools / name).write_text(text.format(python=sys.executable, cache=folder / "theirs"))
         (tools / name).chmod(0o755)
     (folder / "convert.py").write_text(CONVERTER)
@@ -80,6 +87,19 @@ def test_a_whole_comparison(tmp_path: Path) -> None:
     assert "| tiny | fp32 | decode 3 |" in path.with_suffix(".md").read_text()
 
 
+@pytest.mark.slow
+def test_quantised_weights_meet_a_type_of_as_many_bytes(tmp_path: Path) -> None:
+    """llama.cpp's file is quantised from the fp16 one; ours has every matrix in the format, and both sizes are compared."""
+    setup = make_setup(tmp_path)
+    plan = script.EnginePlan(model="tiny", precision="int8-g128", rounds=1, repeat=1, prompts=(4,), steps=3)
+    result = script.compare_engine(setup, plan, lambda _: None)
+    assert sorted(path.name for path in setup.work.glob("*.gguf")) == ["tiny-Q8_0.gguf", "tiny-f16.gguf"]
+    assert all(pair.ours[0] > 0 for pair in result.rates.values())
+    weights = sum(path.stat().st_size for path in setup.work.glob("packs/*/*.bin"))
+    gguf = (setup.work / "tiny-Q8_0.gguf").stat().st_size
+    assert result.bytes_ratio == pytest.approx(weights / gguf, rel=0.1)  # but for padding between sections
+
+
 def test_sides_take_turns() -> None:
     """Who comes second profits from a warm machine; so each side is second every other round."""
     assert [script.order(index) for index in range(3)] == [("ours", "theirs"), ("theirs", "ours"), ("ours", "theirs")]
@@ -101,9 +121,11 @@ def test_an_unknown_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_full_plans_ask_for_what_the_goals_name() -> None:
-    """Both models in both precisions alone, and 4 and 8 slots with 8 and 16 clients over HTTP."""
+    """Both models in both float precisions alone, the large one in int8 and int4, and 4 and 8 slots with 8 and 16 clients over HTTP."""
     assert {(plan.model, plan.precision) for plan in script.FULL_ENGINE} == {
-        (model, precision) for model in ("hummingbird-13m", "qwen2-moe-240m") for precision in ("fp32", "fp16")
+        *((model, precision) for model in ("hummingbird-13m", "qwen2-moe-240m") for precision in ("fp32", "fp16")),
+        ("qwen2-moe-240m", "int8-g128"),
+        ("qwen2-moe-240m", "int4-g32"),
     }
     assert all(plan.prompts == (128, 512) and plan.steps == 128 and plan.rounds >= 5 for plan in script.FULL_ENGINE)
     assert all(plan.slots == (4, 8) and plan.clients == (8, 16) for plan in script.FULL_SERVER)
@@ -147,6 +169,7 @@ def example(**changes: Any) -> Results:
             EngineResult(
                 model="m", precision="fp16", rates={"decode 128": pair, "prefill 512": pair},
                 floor_share=[0.5, 0.8, 0.7], layer_us_above_floor=[9.0, 5.0, 7.0], read_bandwidth=[1e10] * 3,
+                bytes_ratio=0.941,
             )
         ],
         server=[
@@ -182,8 +205,8 @@ def test_tables_hold_medians_spreads_and_ratios() -> None:
     """Every kind of result has its line; decode rows say how far from the floor they are."""
     lines = list(markdown(example()))
     assert lines[0].startswith("box; commit abc, 2026-01-02, full run; 2 threads on both sides")
-    assert "| m | fp16 | decode 128 | 220 (200 to 300) | 100 (100 to 300) | **2.00** | 70% | 7 |" in lines
-    assert "| m | fp16 | prefill 512 | 220 (200 to 300) | 100 (100 to 300) | **2.00** |  |  |" in lines
+    assert "| m | fp16 | decode 128 | 220 (200 to 300) | 100 (100 to 300) | **2.00** | 70% | 7 | 0.941 |" in lines
+    assert "| m | fp16 | prefill 512 | 220 (200 to 300) | 100 (100 to 300) | **2.00** |  |  | 0.941 |" in lines
     assert "| m | fp16 | 4 | 8 | 220 (200 to 300) | 100 (100 to 300) | **2.00** | 50.0 | 100 | **0.50** |" in lines
     assert "| m | fp16 | 8 | 160 | 5,000 | 99.5 | 3 | 91% | 40 of 64 a step |" in lines
     assert lines[-1].startswith("`wrk` with 400 connections for 60 s against `/generate`: 6000 answered (100 a second)")
