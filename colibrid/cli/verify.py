@@ -88,11 +88,12 @@ def verify(
     found = []
     with ExitStack() as stack:
         source = None if against is None else _source(against, stack)
+        reference = None
         for name in packs:
             trial = Trial(name, texts, tokens, quiet=quiet)
             if trial.check_bytes():
                 if source is not None and against is not None:
-                    trial.compare(against, source, store=store)
+                    reference = trial.compare(against, source, reference, store=store)
                 else:
                     trial.compare_golden()
                 if asked is not None:

@@ -13,7 +13,7 @@ from colibrid.cli.texts import load_model_text, prompt_ids, token_ids
 from colibrid.cli.verify_report import Exact, Verified
 from colibrid.config.sizes import format_bytes
 from colibrid.model.cache import Resolved
-from colibrid.model.compare import distance
+from colibrid.model.compare import Reference
 from colibrid.model.formats import format_of_section
 from colibrid.model.golden import golden_distance, make_golden, read_golden, write_golden
 from colibrid.model.layout import FP32_ROLES
@@ -60,15 +60,21 @@ class Trial:
             self._note(damages=tuple(damages(self._pack, bar)))
         return not self.found.damages
 
-    def compare(self, against: str, source: Weights, *, store: bool) -> None:
-        """Predictions against those of the source, of which `store` keeps some."""
-        model = PackModel(self._pack)
+    def compare(self, against: str, source: Weights, read: Reference | None, *, store: bool) -> Reference:
+        """Predictions against those of the source, of which `store` keeps some. `read`: the source as an earlier trial
+        returned it; it is read again if the texts are others.
+        """
         texts = self._texts()
         if store:
             write_golden(self._pack.path, make_golden(Path(against).resolve().name, source, texts))
+        reference = read
+        if reference is None or reference.texts != texts:
+            with _Bar("reading the source", "layers", quiet=self._quiet) as bar:
+                reference = Reference(source, texts, lambda done, total: bar(done, total, ""))
         with _Bar("comparing", "layers", quiet=self._quiet) as bar:
-            found = distance(source, model, texts, lambda done, total: bar(done, total, ""))
+            found = reference.distance(PackModel(self._pack), lambda done, total: bar(done, total, ""))
         self._note(against=against, distance=found)
+        return reference
 
     def compare_golden(self) -> None:
         """Against the predictions kept in the pack, if there are any."""

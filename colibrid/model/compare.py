@@ -31,35 +31,40 @@ class Distance(msgspec.Struct, frozen=True):
         return math.exp(min(self.loss, 700.0))
 
 
-def distance(
-    reference: Weights,
-    model: Weights,
-    texts: Sequence[Sequence[int]],
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> Distance:
-    """Both run through all layers, then position by position. ModelError: their vocabularies differ."""
-    both = (Forward(reference, texts), Forward(model, texts))
-    sizes = [forward.hyper.vocab_size for forward in both]
-    if sizes[0] != sizes[1]:
-        raise ModelError(f"vocabularies of {sizes[0]} and {sizes[1]} tokens: these are not the same model")
-    total = sum(len(forward.layers) for forward in both)
-    for number, forward in enumerate(both):
-        before = number * len(both[0].layers)
-        forward.run(lambda done, _all, before=before: progress(before + done, total))  # type: ignore[misc]
-    following = np.full(len(both[0].ids), -1)
-    for begin, end in both[0].bounds:
-        following[begin : end - 1] = both[0].ids[begin + 1 : end]
-    sums = np.zeros(4)
-    for (where, own), (_, other) in zip(both[0].log_softmax(), both[1].log_softmax(), strict=True):
-        known = np.nonzero(following[where] >= 0)[0]
-        tokens = following[where][known]
-        sums += (
-            float((np.exp(own) * (own - other)).sum(dtype=np.float64)),
-            float((own.argmax(axis=1) == other.argmax(axis=1)).sum()),
-            -float(other[known, tokens].sum(dtype=np.float64)),
-            -float(own[known, tokens].sum(dtype=np.float64)),
-        )
-    positions = len(following)
-    scored = max(int((following >= 0).sum()), 1)
-    kl, same, loss, own_loss = map(float, sums)
-    return Distance(positions, max(kl / positions, 0.0), same / positions, loss / scored, own_loss / scored)
+class Reference:
+    """A model that has read some texts, to compare others with. It is read once; what it knows then is small."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        texts: Sequence[Sequence[int]],
+        progress: Callable[[int, int], None] = lambda _done, _total: None,
+    ) -> None:
+        self.texts = [list(text) for text in texts]
+        self._forward = Forward(weights, texts)
+        self._forward.run(progress)
+        self._following = np.full(len(self._forward.ids), -1)  # the token that comes next; none behind a text
+        for begin, end in self._forward.bounds:
+            self._following[begin : end - 1] = self._forward.ids[begin + 1 : end]
+
+    def distance(self, model: Weights, progress: Callable[[int, int], None] = lambda _done, _total: None) -> Distance:
+        """Of a model from this one. ModelError: their vocabularies differ."""
+        own_size, size = self._forward.hyper.vocab_size, model.description.hyperparameters.vocab_size
+        if own_size != size:
+            raise ModelError(f"vocabularies of {own_size} and {size} tokens: these are not the same model")
+        forward = Forward(model, self.texts)
+        forward.run(progress)
+        sums = np.zeros(4)
+        for (where, own), (_, other) in zip(self._forward.log_softmax(), forward.log_softmax(), strict=True):
+            known = np.nonzero(self._following[where] >= 0)[0]
+            tokens = self._following[where][known]
+            sums += (
+                float((np.exp(own) * (own - other)).sum(dtype=np.float64)),
+                float((own.argmax(axis=1) == other.argmax(axis=1)).sum()),
+                -float(other[known, tokens].sum(dtype=np.float64)),
+                -float(own[known, tokens].sum(dtype=np.float64)),
+            )
+        positions = len(self._following)
+        scored = max(int((self._following >= 0).sum()), 1)
+        kl, same, loss, own_loss = map(float, sums)
+        return Distance(positions, max(kl / positions, 0.0), same / positions, loss / scored, own_loss / scored)

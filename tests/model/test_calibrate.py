@@ -14,7 +14,7 @@ from random_checkpoints import write_checkpoint
 from colibrid.model import calibrate as calibration
 from colibrid.model.calibrate import Calibration, Store, calibrate
 from colibrid.model.checkpoint import Checkpoint
-from colibrid.model.compare import distance
+from colibrid.model.compare import Reference
 from colibrid.model.formats import Format, format_of
 from colibrid.model.rounding import rounded
 from colibrid.model.source import CheckpointModel
@@ -70,7 +70,7 @@ def test_the_folded_model_is_the_same(case: Case, tmp_path: Path, monkeypatch: p
         ]
         assert {"attn_norm", "qkv", "out", "ffn_norm", "gate", "up", "down"} <= set(changed)
         assert not {"embedding", "final_norm", "out_bias", "q_norm", "k_norm"} & set(changed)
-        far = distance(model, folded, ids)
+        far = Reference(model, ids).distance(folded)
     assert far.kl < 1e-6
     assert far.top1 >= 0.995
 
@@ -90,7 +90,7 @@ def test_scales_help_where_channels_differ(tmp_path: Path) -> None:
             folded = found.fold(tensor, matrix)
             return folded if rounds(tensor) is None else rounded(folded, SMALL, found.energy(tensor)).dequantise()
 
-        far = [distance(model, Changed(model, change), ids[8:]).kl for change in (plain, scaled)]
+        far = [Reference(model, ids[8:]).distance(Changed(model, change)).kl for change in (plain, scaled)]
     assert far[1] < 0.7 * far[0]
 
 

@@ -13,7 +13,7 @@ from random_checkpoints import write_checkpoint
 from reference import Reference
 
 from colibrid.errors import ModelError
-from colibrid.model.compare import distance
+from colibrid.model import compare
 from colibrid.model.convert import convert
 from colibrid.model.golden import GOLDEN_FILE, golden_distance, make_golden, read_golden, write_golden
 from colibrid.model.pack import open_pack
@@ -40,7 +40,7 @@ def test_figures_follow_their_definitions(models: tuple[PackModel, PackModel], t
     convert(tmp_path / "src", tmp_path / "flat", "fp32", crc32c=zlib.crc32, backend="any")
     own = [Reference(tmp_path / "flat").log_softmax(text) for text in TEXTS]
     steps: list[tuple[int, int]] = []
-    found = distance(*models, TEXTS, lambda done, total: steps.append((done, total)))
+    found = compare.Reference(models[0], TEXTS).distance(models[1], lambda done, total: steps.append((done, total)))
     assert found.tokens == 12
     losses = [
         -row[token] for text, rows in zip(TEXTS, own, strict=True) for row, token in zip(rows, text[1:], strict=False)
@@ -49,8 +49,8 @@ def test_figures_follow_their_definitions(models: tuple[PackModel, PackModel], t
     assert found.kl > 1e-4
     assert found.loss != found.reference_loss
     assert found.perplexity == pytest.approx(np.exp(found.loss))
-    assert steps == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    itself = distance(models[0], models[0], TEXTS)
+    assert steps == [(1, 2), (2, 2)]
+    itself = compare.Reference(models[0], TEXTS).distance(models[0])
     assert (itself.kl, itself.top1, itself.loss) == (0.0, 1.0, itself.reference_loss)
 
 
@@ -61,7 +61,7 @@ def test_models_of_other_vocabularies(models: tuple[PackModel, PackModel], tmp_p
     )
     convert(tmp_path / "other", tmp_path / "pack", crc32c=zlib.crc32)
     with pytest.raises(ModelError, match="vocabularies of 20 and 24"):
-        distance(models[0], PackModel(open_pack(tmp_path / "pack")), TEXTS)
+        compare.Reference(models[0], TEXTS).distance(PackModel(open_pack(tmp_path / "pack")))
 
 
 def test_kept_predictions_stand_for_the_source(models: tuple[PackModel, PackModel], tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_kept_predictions_stand_for_the_source(models: tuple[PackModel, PackMode
     itself, other = golden_distance(golden, own), golden_distance(golden, small)
     assert itself.kl < 1e-6
     assert itself.top1 == 1.0
-    assert 0 < other.kl <= distance(own, small, TEXTS).kl * 1.001
+    assert 0 < other.kl <= compare.Reference(own, TEXTS).distance(small).kl * 1.001
     assert read_golden(tmp_path / "own") is None
 
 

@@ -13,7 +13,7 @@ from random_checkpoints import write_checkpoint
 
 from colibrid.errors import ConfigError, ModelError
 from colibrid.model.checkpoint import Checkpoint
-from colibrid.model.compare import distance
+from colibrid.model.compare import Reference
 from colibrid.model.convert import PackExistsError, convert
 from colibrid.model.pack import open_pack
 from colibrid.model.pack_model import PackModel
@@ -43,7 +43,7 @@ def test_a_scaled_pack_is_nearer_than_a_plain_one(tmp_path: Path) -> None:
     assert [scaled.format_of(t) for t in scaled.tensors()] == [plain.format_of(t) for t in plain.tensors()]
     fresh = np.random.default_rng(8).integers(0, 20, (4, 40)).tolist()
     with Checkpoint(tmp_path / "src") as checkpoint:
-        far = [distance(CheckpointModel(checkpoint), pack, fresh).kl for pack in (scaled, plain)]
+        far = [Reference(CheckpointModel(checkpoint), fresh).distance(pack).kl for pack in (scaled, plain)]
     assert far[0] < 0.7 * far[1]
     assert steps == [(0, 2), (1, 2), (2, 2)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plain", "scaled", "src"]
