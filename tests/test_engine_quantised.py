@@ -64,7 +64,7 @@ def written(folder: Path, rules: str) -> Path:
     source = folder / "src"
     source.mkdir()
     (source / "config.json").write_text(json.dumps(CONFIG))
-    write_random_pack(source, folder / "pack", crc32c=crc32c, format_of=parse_plan(rules))
+    write_random_pack(source, folder / "pack", crc32c=crc32c, plan=parse_plan(rules))
     return folder / "pack"
 
 

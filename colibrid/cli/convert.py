@@ -166,5 +166,5 @@ def _write_random(
             backend=backend,
             name=name,
             seed=seed,
-            format_of=plan,
+            plan=plan,
         )

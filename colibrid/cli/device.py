@@ -16,7 +16,7 @@ from colibrid.errors import ColibridError, ConfigError
 from colibrid.model.cache import locate
 from colibrid.model.dummy import dummy_manifest
 from colibrid.model.pack import open_pack
-from colibrid.model.precision import parse_plan
+from colibrid.model.precision import AS_IT_IS, parse_plan
 from colibrid.model.relaid import relaid
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def _refusal(settings: Settings, model: str | None, environment: Environment, li
                 manifest = relaid(manifest, "cuda")
         else:
             rules = settings.model.precision
-            plan = None if rules is None else parse_plan(rules, "model.precision")
-            manifest = dummy_manifest(located.path, settings.model.dtype, backend="cuda", format_of=plan)
+            plan = AS_IT_IS if rules is None else parse_plan(rules, "model.precision")
+            manifest = dummy_manifest(located.path, settings.model.dtype, backend="cuda", plan=plan)
         spec = make_spec(settings, str(located.path), manifest)
     except ColibridError:
         return None  # it is told where the model is resolved

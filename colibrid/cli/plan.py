@@ -20,7 +20,7 @@ from colibrid.errors import ModelError
 from colibrid.model.cache import locate
 from colibrid.model.dummy import dummy_manifest
 from colibrid.model.pack import open_pack
-from colibrid.model.precision import parse_plan
+from colibrid.model.precision import AS_IT_IS, parse_plan
 from colibrid.model.relaid import relaid
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def find_shape(settings: Settings, shape: str) -> Found:
 def _described(settings: Settings, folder: Path, name: str, backend: Backend) -> Manifest:
     """What a conversion of the checkpoint would make. ConfigError: model.precision does not fit the model."""
     rules = settings.model.precision
-    formats = None if rules is None else parse_plan(rules, "model.precision")
-    return dummy_manifest(folder, settings.model.dtype, name, backend, formats)
+    rounding = AS_IT_IS if rules is None else parse_plan(rules, "model.precision")
+    return dummy_manifest(folder, settings.model.dtype, name, backend, rounding)
 
 
 def settle(

@@ -33,11 +33,11 @@ def dummy_manifest(
     dtype: Dtype = "auto",
     name: str | None = None,
     backend: Backend = "cpu",
-    format_of: FormatOf | Plan | None = None,
+    plan: Plan = AS_IT_IS,
 ) -> Manifest:
     """The description of the model that the folder's config.json asks for. auto: bf16 unless config.json says another.
 
-    format_of: of each tensor, or rules for those that are not in that precision. ConfigError: rules for what is not there.
+    plan: rules for what is not in that precision. ConfigError: rules for what is not there.
     Its files are never read, but the description is checked like any other.
 
     ModelError: config.json is unreadable, or asks for something that is not supported.
@@ -61,7 +61,7 @@ def dummy_manifest(
             description.layers,
             precision,
             layout.LAYOUT_OF[backend],
-            _formats(config, family, description, precision, format_of),
+            _formats(config, family, description, precision, plan),
         ),
         text=text_files(folder, config),
     )
@@ -72,12 +72,9 @@ def _formats(
     family: Family,
     description: Description,
     precision: FloatPrecision,
-    format_of: FormatOf | Plan | None,
+    plan: Plan,
 ) -> FormatOf:
     """Of every tensor; of an AWQ or GPTQ checkpoint as far as its configuration tells."""
-    plan = AS_IT_IS if format_of is None else format_of
-    if not isinstance(plan, Plan):
-        return plan
     hyper, layers = description.hyperparameters, description.layers
     check_plan(plan, layers, tied_head=hyper.tied_head)
     scheme = read_scheme(config)
@@ -100,10 +97,10 @@ def write_dummy_pack(
     dtype: Dtype = "auto",
     name: str | None = None,
     backend: Backend = "cpu",
-    format_of: FormatOf | Plan | None = None,
+    plan: Plan = AS_IT_IS,
 ) -> Manifest:
     """Writes colibri.json and the texts to DST. PackExistsError, ModelError: as in convert."""
-    manifest = dummy_manifest(src, dtype, name, backend, format_of)
+    manifest = dummy_manifest(src, dtype, name, backend, plan)
     key = fingerprint(src, dtype, manifest.name, backend, weights=False)
     with open_writer(dst, key, _no_checksum, wait=True) as writer:
         writer.resume(())

@@ -22,6 +22,7 @@ from colibrid.model.fingerprint import Dtype, fingerprint
 from colibrid.model.formats import float_of
 from colibrid.model.layout import MATRIX_ROLES
 from colibrid.model.pack_writer import open_writer
+from colibrid.model.precision import AS_IT_IS, Plan
 from colibrid.model.quantised import quantised_section
 from colibrid.model.tiles import file_bytes, tiled
 
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from colibrid.model.layout import FormatOf
     from colibrid.model.manifest import Backend, FloatPrecision, Manifest, PackFile, Section
     from colibrid.model.pack_writer import Crc32c, Progress
-    from colibrid.model.precision import Plan
 
 BLOCK_VALUES = 16 << 20  # made at once
 MOST_THREADS = 8
@@ -55,13 +54,13 @@ def write_random_pack(
     backend: Backend = "cpu",
     name: str | None = None,
     seed: int = 0,
-    format_of: FormatOf | Plan | None = None,
+    plan: Plan = AS_IT_IS,
 ) -> Manifest:
     """Writes the pack DST of the model that config.json in the folder SRC describes. Errors as in convert.
 
-    format_of: as in dummy_manifest.
+    plan: as in dummy_manifest.
     """
-    manifest = dummy_manifest(src, dtype, name, backend, format_of)
+    manifest = dummy_manifest(src, dtype, name, backend, plan)
     formats = zlib.crc32(msgspec.json.encode(manifest.files))
     key = f"{fingerprint(src, dtype, manifest.name, backend, weights=False)}-random-{seed}-{formats}"
     with open_writer(dst, key, crc32c, wait=False) as writer:

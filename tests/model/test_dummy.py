@@ -81,7 +81,7 @@ def test_rules_of_precision(tmp_path: Path) -> None:
     src = write_checkpoint(WIDE[0], tmp_path / "src")
     rules = "experts=int4-g32, layer 0 attention=int8"
     plan = parse_plan(rules)
-    planned = dummy_manifest(src, format_of=plan)
+    planned = dummy_manifest(src, plan=plan)
     made = convert(src, tmp_path / "pack", crc32c=zlib.crc32, plan=plan)
     assert [file.sections for file in planned.files] == [file.sections for file in made.files]
     places: dict[str, Any] = {"cache_dir": tmp_path / "cache", "hub_cache": tmp_path, "weights": "dummy"}
