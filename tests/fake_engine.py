@@ -47,6 +47,7 @@ class FakeRun:
     tokens: int = 0  # that others may see; 0 until published
     daemon: bool = False
     users: int = 1
+    stale: bool = False  # from before an expert was replaced
 
 
 @dataclass
@@ -83,6 +84,7 @@ class FakeChannel:
     unusable: int = 0  # KV tokens in pieces too small for anything
     computed: int = 0  # prompt tokens
     forgotten: int = 0  # prefixes that were not there
+    weights_generation: int = 0
 
     # ------------------------------------------------------------ as DaemonChannel
 
@@ -180,7 +182,7 @@ class FakeChannel:
         assert request is not None
         prefix = self.runs.get(request.prefix_run)
         cached = request.prefix_tokens
-        if cached and (prefix is None or prefix.tokens < cached):
+        if cached and (prefix is None or prefix.stale or prefix.tokens < cached):
             self.forgotten += 1
             cached, prefix = 0, None
         total = len(request.prompt_ids) + request.max_tokens
@@ -204,6 +206,18 @@ class FakeChannel:
         self.computed += len(request.prompt_ids) - cached
         self._event(abi.EventKind.OPENED, index)
         return True
+
+    def switch(self, weights_generation: int) -> None:
+        """Replace an expert between two steps."""
+        self.weights_generation = weights_generation
+        for run in self.runs.values():
+            run.stale = True
+        self.events.append(Event(abi.EventKind.SWITCHED, abi.NO_SLOT, 0, weights_generation, 0, 0, 0, 0))
+        for index in self.order:
+            slot = self.slots[index]
+            if slot.produced and slot.request is not None:
+                position = len(slot.request.prompt_ids) + len(slot.produced) - 1
+                self._event(abi.EventKind.SWITCHED, index, record=weights_generation, position=position)
 
     def _produce(self, index: int, slot: FakeSlot) -> None:
         request = slot.request
@@ -314,6 +328,11 @@ class FakeSession:
         self.channel.step()
         if self.channel.events:
             os.eventfd_write(self.event_fd, 1)
+
+    def switch(self, weights_generation: int) -> None:
+        """Between two steps of the engine another expert takes a place."""
+        self.channel.switch(weights_generation)
+        os.eventfd_write(self.event_fd, 1)
 
     def close(self) -> None:
         os.close(self.event_fd)

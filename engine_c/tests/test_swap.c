@@ -284,7 +284,7 @@ static void bad_experts_are_refused(void) {
                {CLB_ERR_FORMAT, "shape"},         {CLB_ERR_FORMAT, "gate, up"},     {CLB_ERR_FORMAT, "checksums"},
                {CLB_ERR_ARGUMENT, "expert is 6"}, {CLB_ERR_ARGUMENT, "layer is 3"}, {CLB_ERR_MODULE, "named"},
                {CLB_ERR_VERSION, "version"},      {CLB_ERR_UNSUPPORTED, "CUDA"},    {CLB_ERR_ARGUMENT, "1 has 0"},
-               {CLB_ERR_FORMAT, "overlaps"},    {CLB_ERR_FORMAT, "file name"}};
+               {CLB_ERR_FORMAT, "overlaps"},      {CLB_ERR_FORMAT, "file name"}};
   for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
     bad = new_file;
     bad.file.crc32c = &bad.crc;

@@ -497,3 +497,52 @@ async def test_a_run_that_failed_after_it_was_published_is_given_back(
     assert generation.ended
     assert channel.used == 0
     scheduler._placer.check()
+
+
+# ------------------------------------------------------------ replaced experts
+
+
+async def test_nothing_from_before_a_switch_is_taken_over(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """A held prompt is computed anew after an expert was replaced, and held again from then on."""
+    first = request_of(prompt=PROMPT, max_tokens=3)
+    assert await ask(scheduler, session, first) == (len(PROMPT), 0)
+    assert await ask(scheduler, session, first) == (1, len(PROMPT) - 1)
+    session.switch(1)
+    await step(session)
+    assert await ask(scheduler, session, first) == (len(PROMPT), 0)
+    assert await ask(scheduler, session, first) == (1, len(PROMPT) - 1)
+    assert session.channel.forgotten == 0, "the daemon did not ask for what is gone"
+    scheduler._placer.check()
+
+
+async def test_a_run_that_is_filled_during_a_switch_is_given_back(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """A prompt that was under way is not taken over either, and leaves no memory behind."""
+    generation = scheduler.submit(request_of(prompt=PROMPT, max_tokens=6))
+    await settle()
+    await step(session, 2)
+    session.switch(1)
+    assert await serve(session, generation)
+    assert generation.result is not None
+    assert generation.result.experts.switches == ((1, len(PROMPT) + 1),)
+    assert await ask(scheduler, session, request_of(prompt=PROMPT, max_tokens=3)) == (len(PROMPT), 0)
+    await step(session)
+    assert sum(run.stale for run in session.channel.runs.values()) == 0
+    scheduler._placer.check()
+
+
+async def test_choices_during_a_switch_compute_their_own_prompt(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """Choices that open after the switch do not see the prompt that the first one computed before it."""
+    members = scheduler.submit_all([request_of(prompt=PROMPT, max_tokens=3, n=2)])
+    await settle()
+    session.channel.step()
+    session.switch(1)
+    for one in members:
+        assert len(await serve(session, one)) == 3
+    assert session.channel.forgotten == 1
+    scheduler._placer.check()

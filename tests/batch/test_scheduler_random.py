@@ -171,6 +171,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.engine.session is not None
         self.engine.session.channel.step()
 
+    @precondition(lambda self: self.engine.session is not None)
+    @rule()
+    def replace_an_expert(self) -> None:
+        """Nothing that was computed before is taken over after, whether the daemon has looked or not."""
+        assert self.engine.session is not None
+        self.call(self.engine.session.switch, self.engine.session.channel.weights_generation + 1)
+
     @precondition(lambda self: bool(self.clients))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:

@@ -1,6 +1,6 @@
 /*
- * gelu.c: an example of a custom kernel module (docs/HOT_SWAP.md): experts whose activation is GELU instead of SiLU, for
- * bf16 weights on any processor. Made to be read, not to be fast.
+ * gelu.c: an example of a custom kernel module (docs/HOT_SWAP.md): experts whose activation is GELU instead of SiLU,
+ * for bf16 weights on any processor. Made to be read, not to be fast.
  *
  *   cc -std=c11 -O2 -fPIC -shared -fvisibility=hidden -Iengine_c/include -o gelu.so tests/plugins/gelu.c -lm
  *   sha256sum gelu.so
@@ -9,8 +9,9 @@
  *     folders: [/opt/colibrid/modules]
  *     load: {gelu: {file: /opt/colibrid/modules/gelu.so, sha256: "..."}}
  *
- * A module keeps no state and allocates nothing. Its functions are called by several threads at once, for ranges of rows
- * that begin at multiples of CLB_TILE_ROWS; the bits of an output must not depend on the range, nor on other tokens.
+ * A module keeps no state and allocates nothing. Its functions are called by several threads at once, for ranges of
+ * rows that begin at multiples of CLB_TILE_ROWS; the bits of an output must not depend on the range, nor on other
+ * tokens.
  */
 #include <math.h>
 #include <string.h>
