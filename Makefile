@@ -83,7 +83,11 @@ CASES ?= 20000
 fuzz-http: $(VENV)/.dev $(VENV)/.installed  ## a daemon against requests made from its own description: make fuzz-http CASES=20000
 	$(BIN)/python tests/schema_trial.py --cases $(CASES)
 
-.PHONY: lock audit sbom
+MUTATIONS ?= 1000000
+fuzz-mutate: $(VENV)/.dev $(VENV)/.installed  ## a daemon against mutated requests: make fuzz-mutate MUTATIONS=1000000 SEED=1
+	$(BIN)/python tests/mutation_trial.py --cases $(MUTATIONS) --seed $(or $(SEED),1)
+
+.PHONY: fuzz-mutate lock audit sbom
 SUPPLY := build-supply/bin
 $(SUPPLY)/.made: pyproject.toml
 	$(PYTHON) -m venv build-supply

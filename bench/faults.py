@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import fault_clients
 import fault_host
 import fault_rows
 import msgspec
@@ -47,7 +48,9 @@ ROWS = {
         Row(fault_rows.loop_blocked, 1, 1),
         Row(fault_rows.crash_loop, 1, 1),
         Row(fault_rows.clients_leave, 10_000, 300),
+        Row(fault_clients.slow_readers, 200, 20),
         Row(fault_rows.terminated, 1, 1),
+        Row(fault_clients.reloaded, 200, 12),
         Row(fault_rows.damaged_weights, 2_000, 60),
         Row(fault_host.disk_full, 1, 1),
         Row(fault_host.read_only, 1, 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 import structlog
@@ -29,9 +30,12 @@ class ProtocolLogger(logging.Logger):
         stacklevel: int = 1,
         extra: Mapping[str, object] | None = None,
     ) -> None:
-        """Bytes that are no HTTP are the client's mistake, one line when debugging; all else is ours."""
+        """Bytes that are no HTTP are the client's mistake, as is leaving early: one line when debugging; all else is ours."""
         del args, stack_info, stacklevel, extra
-        if isinstance(exc_info, HttpProcessingError):
-            _log.debug("bad_http", kind=type(exc_info).__name__)
+        error = exc_info if isinstance(exc_info, BaseException) else sys.exception()
+        if isinstance(error, HttpProcessingError):
+            _log.debug("bad_http", kind=type(error).__name__)
+        elif isinstance(error, ConnectionError):
+            _log.debug("client_gone", kind=type(error).__name__)
         else:
             _log.error("connection_broken", message=str(msg), exc_info=exc_info)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import pytest
 import structlog
 
 from colibrid.http.protocol_log import ProtocolLogger
@@ -30,3 +31,18 @@ def test_mistakes_of_ours_are_errors() -> None:
     with structlog.testing.capture_logs() as logs:
         ProtocolLogger().exception("Error handling request", exc_info=error)
     assert (logs[0]["event"], logs[0]["log_level"], logs[0]["exc_info"]) == ("connection_broken", "error", error)
+
+
+def _leave() -> None:
+    raise ConnectionResetError("Cannot write to closing transport")
+
+
+@pytest.mark.parametrize("given", [True, "error"])
+def test_a_client_that_leaves_is_no_error(given: object) -> None:
+    """Whoever closes while `100 Continue` is written gets a line when debugging, whichever way the exception comes."""
+    with structlog.testing.capture_logs() as logs:
+        try:
+            _leave()
+        except ConnectionResetError as error:
+            ProtocolLogger().exception("Error handling request", exc_info=True if given is True else error)
+    assert [(line["event"], line["log_level"]) for line in logs] == [("client_gone", "debug")]

@@ -1,0 +1,144 @@
+"""Rows of the faults table about clients and operators: slow readers, reloads under load."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import signal
+import socket
+import statistics
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from fault_kit import LONG, SHORT, Figure, Victim, count, private_kib, require, took, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CUT_S = 30.0  # the daemon's own patience with a reader that takes nothing
+EACH_KIB = 64
+BASE_REQUESTS = 60
+LARGE = LONG | {"max_tokens": 1900, "logprobs": 20}  # several megabytes: more than sockets take
+
+
+class Trickle:
+    """Connections whose answers are read a byte a second, from one thread."""
+
+    def __init__(self, port: int, readers: int) -> None:
+        body = json.dumps(LARGE).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        self._selector = selectors.DefaultSelector()
+        self.left = readers
+        for _ in range(readers):
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", port))
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            connection.setblocking(False)
+            self._selector.register(connection, selectors.EVENT_READ)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(1.0):
+            for key, _ in self._selector.select(0):
+                connection = key.fileobj
+                require(isinstance(connection, socket.socket), "only sockets were registered")
+                try:
+                    alive = bool(connection.recv(1))  # type: ignore[union-attr]
+                except OSError:
+                    alive = False
+                if not alive:
+                    self._selector.unregister(connection)
+                    connection.close()  # type: ignore[union-attr]
+                    self.left -= 1
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        for key in list(self._selector.get_map().values()):
+            self._selector.unregister(key.fileobj)
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+
+
+def slow_readers(folder: Path, readers: int) -> Iterator[Figure]:
+    """Readers at a byte a second: little is held for each, they are cut, and others hardly notice."""
+    with Victim(folder) as daemon:
+        daemon.wait_ready()
+        for _ in range(3):  # what such an answer takes when it is read is no buffer
+            with daemon.open("POST", "/v1/completions", LARGE) as stream:
+                stream.read()
+        usual = _latencies(daemon, BASE_REQUESTS)
+        before = private_kib(daemon.process.pid)
+        began = time.perf_counter()
+        crowd = Trickle(daemon.port, readers)
+        try:
+            time.sleep(5.0)
+            most, others = 0, []
+            while time.perf_counter() - began < 0.9 * CUT_S:
+                most = max(most, private_kib(daemon.process.pid) - before)
+                others += _latencies(daemon, 10)
+            # Those that come later get a slot later, and are cut later.
+            wait_for(lambda: len(daemon.logged("slow_reader_cut")) >= readers, "all slow readers cut", daemon, 300.0)
+            cut = time.perf_counter() - began
+        finally:
+            crowd.stop()
+        daemon.wait_idle()
+        yield count("slow readers", readers, None)
+        yield count("memory for each of them", round(max(0, most) / readers, 1), EACH_KIB, "KiB")
+        yield took("all of them cut", [cut], None)
+        ratio = statistics.quantiles(others, n=100)[98] / statistics.quantiles(usual, n=100)[98]
+        yield Figure(name="p99 of others, times the usual", value=round(ratio, 2), unit="", limit=None, kind="time")
+
+
+def _latencies(daemon: Victim, requests: int) -> list[float]:
+    found = []
+    for _ in range(requests):
+        began = time.perf_counter()
+        daemon.text()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def reloaded(folder: Path, reloads: int) -> Iterator[Figure]:
+    """SIGHUP under load, every fourth time with a bad file: all or nothing, and no request notices."""
+    config = folder / "reloaded.yaml"
+    config.write_text("limits: {queue: 100}\n")
+    with Victim(folder, ["--config", str(config)]) as daemon:
+        expected = daemon.wait_ready().text()
+        over, wrong, answers = threading.Event(), [], [0, 0]
+
+        def client(number: int) -> None:
+            while not over.is_set():
+                status, answer = daemon.ask("POST", "/v1/completions", SHORT)
+                answers[number] += 1
+                if status != 200 or answer["choices"][0]["text"] != expected:
+                    wrong.append(answer)
+
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        times = []
+        try:
+            for number in range(reloads):
+                bad = number % 4 == 3
+                config.write_text(f"limits: {{queue: {'x' if bad else 100 + number}}}\n")
+                began = time.perf_counter()
+                daemon.signal(signal.SIGHUP)
+                name, nth = ("reload_refused", number // 4 + 1) if bad else ("reloaded", number - number // 4 + 1)
+                daemon.wait_event(name, nth)
+                times.append(time.perf_counter() - began)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        refused = str(daemon.logged("reload_refused")[-1])
+        require("reloaded.yaml:1:17" in refused, f"line and column are not told: {refused}")
+        yield count("reloads", reloads, None)
+        yield took("one reload", times, 1.0)
+        yield count("requests that failed or changed", len(wrong))
+        yield count("requests meanwhile", sum(answers), None)
