@@ -44,10 +44,15 @@ class RequestContext:
 _KEY = web.RequestKey("context", RequestContext)
 
 
+def request_id(request: web.BaseRequest) -> str:
+    """What a request is called: by its client, if that is harmless, else by us."""
+    asked = request.headers.get("x-request-id", "")
+    return asked if _SANE_ID.match(asked) else f"req-{secrets.token_hex(12)}"
+
+
 def open_context(request: web.Request) -> RequestContext:
     """Makes the context of `request`; the client's own x-request-id is kept when it is harmless."""
-    asked = request.headers.get("x-request-id", "")
-    context = RequestContext(asked if _SANE_ID.match(asked) else f"req-{secrets.token_hex(12)}")
+    context = RequestContext(request_id(request))
     request[_KEY] = context
     return context
 

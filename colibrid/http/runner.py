@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from colibrid.http.gate import Gate
+    from colibrid.http.refusal import Refusals
 
 KEEP_ALIVE_S = 75.0  # an idle connection is closed after so long
 _BACKLOG = 1024  # connections that the kernel accepts ahead of us
@@ -34,8 +35,10 @@ async def run_application(
     *,
     tls: ssl.SSLContext | None = None,
     gate: Gate | None = None,
+    refusals: Refusals | None = None,
 ) -> None:
-    """Answers on `sockets`, which listen, until `stack` is unwound; `tls` is for those of TCP, `gate` bounds connections.
+    """Answers on `sockets`, which listen, until `stack` is unwound; `tls` is for those of TCP, `gate` bounds connections,
+    `refusals` stand before everything else.
 
     A request is cancelled when its client leaves. The caller owns loop, sockets and signals.
     """
@@ -44,6 +47,8 @@ async def run_application(
     await runner.setup()
     server = runner.server
     assert server is not None, "a runner that is set up has a server"
+    if refusals is not None:
+        server.request_handler = refusals.in_front_of(server.request_handler)
     for one in sockets:
         listener = await _listen(server, one, tls, gate)
         stack.callback(listener.close)

@@ -14,6 +14,7 @@ from colibrid.http.gate import Gate
 from colibrid.http.manual import add_manual
 from colibrid.http.origin import UNIX, cors_headers
 from colibrid.http.quota import limit_headers
+from colibrid.http.refusal import Refusals
 from colibrid.http.routes import ROUTES
 from colibrid.http.runner import run_application
 from colibrid.http.sending import ReaderLeftError, connection_of
@@ -86,7 +87,8 @@ async def start_server(
 ) -> None:
     """Answers on `sockets`, see run_application, until `stack` is unwound."""
     stack.push_async_callback(state.structured.close)
-    await run_application(create_app(state), sockets, stack, tls=tls, gate=Gate(state.settings.limits))
+    gate, refusals = Gate(state.settings.limits), Refusals(state.scheduler, _QUEUES)
+    await run_application(create_app(state), sockets, stack, tls=tls, gate=gate, refusals=refusals)
 
 
 def _pass_through(state: AppState) -> Middleware:
