@@ -114,7 +114,9 @@ def _statuses(route: Route) -> list[str]:
     if route.body is not None and "timeout_s" in route.body.__struct_fields__:
         found |= {"504"}
     if route.needs_key:
-        found |= {"401"}
+        found |= {"401", "403"}
+    if route.body is not None and route.needs_key:
+        found |= {"429"}
     if route.body is not None or "{id}" in route.path:
         found |= {"404"}
     return sorted(found)
