@@ -3,10 +3,12 @@
 
 #include "invariant.h"
 
-/* A column of a tile costs one unit a token (a multiplication of 16 numbers) and READ_COST units to be read; a unit is
-   some ten picoseconds. */
+/* A column of a tile costs one unit a token (a multiplication of 16 numbers) and READ_COST units to be read, less of it
+   where it has fewer bytes, and of integers less a token; a unit is some ten picoseconds. */
 enum {
   READ_COST = 16,
+  READ_COST_8 = 8,
+  READ_COST_4 = 5,
   ITEMS_PER_THREAD = 32, /* so that the last item of a stage is a small part of it */
   LEAST_COST = 32768,    /* of an item: several times what it costs to hand one to another core */
   SHARED_COST = 100000,  /* of a stage that is worth waking other threads' caches for */
@@ -22,9 +24,22 @@ static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 static uint32_t tiles_of(const clb_product* product) { return parts_of(product->rows, CLB_TILE_ROWS); }
 
+static uint64_t column_cost(uint32_t precision, uint64_t tokens) {
+  switch (precision) {
+    case CLB_INT8:
+      return READ_COST_8 + tokens * 3u / 8u;
+    case CLB_INT4:
+      return READ_COST_4 + tokens * 3u / 8u;
+    case CLB_FP8:
+      return READ_COST_8 + tokens;
+    default:
+      return READ_COST + tokens;
+  }
+}
+
 static uint64_t tile_cost(const clb_product* product, uint32_t tokens) {
   const uint64_t cols = product->up.values != NULL ? (uint64_t)2 * product->cols : product->cols;
-  return cols * (READ_COST + (uint64_t)tokens);
+  return cols * column_cost(product->kernel->precision, tokens);
 }
 
 void clb_stage_begin(clb_stage* stage) {

@@ -3,12 +3,13 @@
 
 #include "test.h"
 
-enum { MOST_ROWS = 700, MOST_TOKENS = 90, MOST_PRODUCTS = 9, STACKS = 4 };
+enum { MOST_ROWS = 700, MOST_TOKENS = 90, MOST_PRODUCTS = 9, STACKS = 4, CODE_BYTES = 448 };
 
 static clb_threads pool;                                        /* must not move */
 static uint32_t outputs[MOST_PRODUCTS][MOST_TOKENS][MOST_ROWS]; /* times written, if by the right token */
 static _Alignas(4096) unsigned char stacks[STACKS * CLB_THREAD_STACK_BYTES];
 static uint32_t lists[MOST_PRODUCTS][2][MOST_TOKENS];
+static unsigned char codes[MOST_PRODUCTS][MOST_TOKENS * CODE_BYTES];
 static _Atomic uint32_t progress;
 
 /* Inputs are the numbers of their rows, so a kernel can tell which token it was given; outputs are counters. */
@@ -44,6 +45,33 @@ static void fake_gate_up(const clb_gated_linear_args* args) {
   fake_linear(&linear);
 }
 
+/* The same with codes, whose first byte is the number of the row; `input` must not be needed. */
+static void coded_linear(const clb_linear_args* args) {
+  for (uint32_t i = 0; i < args->tokens; ++i) {
+    const uint32_t in = args->inputs == NULL ? i : args->inputs[i];
+    const float number = (float)args->codes[in * clb_code_row_bytes(args->cols)];
+    const uint32_t out = args->outputs == NULL ? i : args->outputs[i];
+    uint32_t* const row = (uint32_t*)(void*)(args->output + out * args->output_stride);
+    const uint32_t token = (uint32_t)(((uintptr_t)row - (uintptr_t)args->weights.values) / sizeof outputs[0][0]);
+    mark(row, args->inputs == NULL ? token : in, number, args->row_begin, args->row_end);
+  }
+}
+
+static void coded_gate_up(const clb_gated_linear_args* args) {
+  const clb_linear_args linear = {.weights = args->gate,
+                                  .codes = args->codes,
+                                  .output = args->output,
+                                  .inputs = args->inputs,
+                                  .output_stride = args->output_stride,
+                                  .tokens = args->tokens,
+                                  .cols = args->cols,
+                                  .row_begin = args->row_begin,
+                                  .row_end = args->row_end};
+  coded_linear(&linear);
+}
+
+static const clb_module coded = {
+    .precision = CLB_INT8, .reads_codes = 1, .linear = coded_linear, .gate_up = coded_gate_up};
 static const clb_module fake = {.linear = fake_linear, .gate_up = fake_gate_up};
 
 static void count_progress(void* context) {
@@ -55,7 +83,8 @@ typedef struct shape {
   uint32_t rows;
   uint32_t tokens;
   uint32_t cols;
-  uint32_t kind; /* bit 0: gate_up; bit 1: with an input list; bit 2: with an output list, if not gate_up */
+  uint32_t
+      kind; /* bit 0: gate_up; bit 1: with an input list; bit 2: with an output list, if not gate_up; bit 3: of codes */
 } shape;
 
 static void add(clb_stage* stage, uint32_t p, const shape* s) {
@@ -65,13 +94,18 @@ static void add(clb_stage* stage, uint32_t p, const shape* s) {
     ins[i] = s->tokens - 1 - i;
     outs[i] = i;
   }
-  const clb_product product = {.kernel = &fake,
+  CHECK((s->kind & 8u) == 0 || clb_code_row_bytes(s->cols) <= CODE_BYTES);
+  for (uint32_t i = 0; i < MOST_TOKENS && (s->kind & 8u) != 0; ++i) {
+    codes[p][i * clb_code_row_bytes(s->cols)] = (unsigned char)i;
+  }
+  const clb_product product = {.kernel = (s->kind & 8u) != 0 ? &coded : &fake,
+                               .codes = codes[p],
                                .weights = {.values = outputs[p]},
                                .up = {.values = (s->kind & 1u) != 0 ? outputs[p] : NULL},
                                .input = inputs,
                                .output = (float*)(void*)outputs[p],
                                .inputs = (s->kind & 2u) != 0 ? ins : NULL,
-                               .outputs = s->kind == 4u || s->kind == 6u ? outs : NULL,
+                               .outputs = (s->kind & 5u) == 4u ? outs : NULL,
                                .input_stride = 2,
                                .output_stride = MOST_ROWS,
                                .tokens = s->tokens,
@@ -119,8 +153,14 @@ static void each_output_is_computed_once(void) {
                           .tokens = 1 + (uint32_t)(clb_test_random(&state) % (p % 3 == 0 ? 3 : MOST_TOKENS)),
                           .cols = cols[clb_test_random(&state) % 4],
                           .kind = (uint32_t)(clb_test_random(&state) % 8)};
+      shapes[p].kind |= shapes[p].cols <= 300 && p % 2 == 1 ? 8u : 0u;
       add(&stage, p, &shapes[p]);
     }
+    uint32_t coded_products = 0;
+    for (uint32_t p = 0; p < count; ++p) {
+      coded_products |= shapes[p].kind >> 3;
+    }
+    CHECK_EQ(stage.reads_codes, coded_products);
     clb_stage_run(&stage);
     clb_threads_close(&pool);
     for (uint32_t p = 0; p < count; ++p) {
