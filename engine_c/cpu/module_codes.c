@@ -238,7 +238,7 @@ static tile tile_of(const clb_operand* operand, size_t row, size_t cols) {
                 operand->zeros == NULL ? NULL : (const uint8_t*)operand->zeros + row * groups};
 }
 
-static void begin(patch* work, const clb_operand* operand, size_t cols) {
+static void set_up(patch* work, const clb_operand* operand, size_t cols) {
   work->cols = cols;
   work->blocks = (size_t)clb_code_blocks((uint32_t)cols);
   work->group_blocks = (operand->group_cols + CLB_CODE_BLOCK - 1u) / CLB_CODE_BLOCK;
@@ -271,7 +271,7 @@ static inline clb_lanes16 load_rows(const float* values, size_t rows) {
 
 static void linear(const clb_linear_args* args) {
   patch work;
-  begin(&work, &args->weights, args->cols);
+  set_up(&work, &args->weights, args->cols);
   const size_t groups = groups_of(args->tokens);
   const size_t step = CLB_DOTS16_TILES((args->tokens + groups - 1) / groups);
   for (size_t row = args->row_begin; row < args->row_end; row += step * ROWS) {
@@ -299,7 +299,7 @@ static void linear(const clb_linear_args* args) {
 
 static void gate_up(const clb_gated_linear_args* args) {
   patch work;
-  begin(&work, &args->gate, args->cols);
+  set_up(&work, &args->gate, args->cols);
   const size_t groups = groups_of(args->tokens);
   const size_t step = CLB_DOTS16_TILES((args->tokens + groups - 1) / groups);
   const size_t half = step == 1 ? 1 : step / 2;

@@ -267,7 +267,7 @@ int32_t clb_plan_weights_cpu(const clb_engine_config* config, clb_sizes* sizes, 
 
 int32_t clb_plan_memory_cpu(const clb_engine_config* config, clb_sizes* sizes, clb_error* error) {
   clb_step_buffers unused;
-  sizes->reads_codes = reads_codes(config->model) || config->swap_slots > 0u ? 1u : 0u;
+  sizes->reads_codes = reads_codes(config->model) || config->swap_slots > 0u ? UINT64_C(1) : UINT64_C(0);
   sizes->step_bytes = clb_place_step_buffers(config, sizes, NULL, &unused);
   sizes->stack_bytes = clb_threads_stack_bytes(config->threads);
   sizes->backend_bytes = clb_kernels_bytes(config->model);
