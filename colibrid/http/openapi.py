@@ -19,10 +19,12 @@ _REFERENCES = "#/components/schemas/{name}"
 _STATUSES = {
     "400": "A field is wrong, or not implemented: named in `param`",
     "401": "No key, or a wrong one",
+    "403": "The key is not for this route, or Host or Origin is not allowed",
     "404": "No such model",
     "408": "The body did not arrive in time",
     "413": "The body is larger than server.max_body_bytes",
     "415": "The body is not plain JSON",
+    "429": "The key has used up what it may: try again after Retry-After",
     "500": "The engine or the server failed",
     "504": "The answer took longer than timeout_s",
     "503": "Overloaded, loading or draining: try again after Retry-After",

@@ -49,15 +49,16 @@ _HEADERS = """\
 | header | of | |
 |---|---|---|
 | `x-request-id` | every answer | the client's own if it has only letters, digits and `._:-` and at most 128 of them |
-| `openai-processing-ms` | every answer | milliseconds from the head of the request to that of the answer |
+| `openai-processing-ms` | every answer but a refusal of a full queue | milliseconds from the head of the request to that of the answer |
 | `Server-Timing` | whole answers | `queue`, `prefill`, `decode`: the longest of each over the choices, in milliseconds |
 | `x-colibri-ignored` | answers | fields that the API does not know, at most 20 names |
-| `Retry-After`, `retry-after-ms` | 503 | when to try again |
+| `Retry-After`, `retry-after-ms` | 429, 503 | when to try again |
+| `x-ratelimit-limit-…`, `-remaining-…`, `-reset-…` | answers to keys with limits | of `requests` a minute, and of `tokens` a minute or a day, whichever has less left ([keys](keys.md)) |
 | `Allow` | 405 | the methods of the route |
 | `WWW-Authenticate` | 401 | `Bearer` |
 | `X-Accel-Buffering: no`, `Cache-Control: no-cache` | streams | a comment line comes every `server.sse_ping_s` seconds |
 
-`x-ratelimit-*` would tell the limits of a key; keys have none yet, so there are none to tell.
+Errors are in [errors.md](errors.md).
 
 """
 _DEVIATIONS = """\
