@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ VOCAB = 1000
 SLOTS = 4
 KV_TOKENS = 400
 RING = 8
+ROW = 4  # counts of a layer
 MASK_BYTES = 128
 TENANT_SEEDS = 1000  # seeds of one tenant
 
@@ -122,6 +124,12 @@ class FakeChannel:
 
     def usage(self, slot: int) -> SlotUsage:
         return SlotUsage(10, 2, 1, 0, self.slots[slot].cached)
+
+    def expert_counts(self, slot: int) -> bytes:
+        return array("I", [1, 2, 3, 4, 0, 0, 0, 0, 5, 0, 1, 0]).tobytes()
+
+    def stats(self) -> tuple[abi.Phase, abi.Stats]:
+        return abi.Phase.READY, abi.Stats(steps_decode=7, expert_assignments=21)
 
     def advance(self, slot: int, old_tail: int, tail: int) -> bool:
         state = self.slots[slot]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fake_engine import SLOTS, VOCAB
+from fake_engine import ROW, SLOTS, VOCAB
 
 from colibrid.batch.interfaces import EngineInfo
+from colibrid.batch.measures import ExpertLoad, Measures
 from colibrid.batch.request import GenerateRequest, Sampling
 from colibrid.batch.scheduler import Scheduler
 from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings
@@ -28,6 +29,7 @@ INFO = EngineInfo(
     fingerprint="fp_0",
 )
 LAYER_EXPERTS = (4, 0, 2)
+LAYER_SIZES = (4, 0, 3)
 
 
 def make_request(
@@ -45,4 +47,5 @@ def make_scheduler(engine: Engine, *, queue: int = 8, info: EngineInfo = INFO, *
         batch=sections.get("batch", BatchSettings(slots=SLOTS)),
         limits=LimitsSettings(queue=queue, queue_timeout_s=sections.get("queue_timeout_s", 300.0)),
         experts=sections.get("experts", ExpertsSettings()),
+        measures=Measures(ExpertLoad(LAYER_SIZES, ROW, INFO.max_seq_len)),
     )

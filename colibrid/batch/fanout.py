@@ -7,11 +7,13 @@ tokens in one list. What it means for slots and memory is the placer's. Lives on
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
+from colibrid.batch.measures import Gaps, Measures
 from colibrid.batch.request import ExpertUsage, FinishReason, GenerateResult, Switch, TokenRecord
 from colibrid.batch.slots import Slot, SlotState
 from colibrid.batch.translate import fault, token_record
@@ -38,6 +40,7 @@ def _most(per_token: int | tuple[int, ...] | None) -> int | None:
 class Tally(msgspec.Struct):
     """What has happened to requests so far."""
 
+    measures: Measures
     submitted: int = 0
     finished: int = 0
     failed: int = 0
@@ -50,14 +53,21 @@ class Tally(msgspec.Struct):
         """Fail a generation unless it has ended."""
         if not generation.ended:
             self.failed += 1
+            self.measures.endings["error"] += 1
             generation.fail(error)
 
     def finish(self, generation: LiveGeneration, result: GenerateResult) -> None:
         """End a generation normally."""
         self.finished += 1
+        self.measures.finished(result)
         duration = (result.prefill_ms + result.decode_ms) / 1000
         self.mean_duration_s += (duration - self.mean_duration_s) * (_SMOOTHING if self.mean_duration_s else 1.0)
         generation.finish(result)
+
+    def cancel(self) -> None:
+        """A consumer wants no more of a generation."""
+        self.cancelled += 1
+        self.measures.endings["abort"] += 1
 
 
 class FanOut:
@@ -66,6 +76,8 @@ class FanOut:
     def __init__(self, placer: Placer, tally: Tally, info: EngineInfo) -> None:
         self._placer = placer
         self._tally = tally
+        self._measures = tally.measures
+        self._gaps = Gaps(tally.measures)
         self._info = info
         self._late: dict[LiveGeneration, None] = {}  # something has arrived for them, in order
         self._timer: asyncio.TimerHandle | None = None
@@ -75,6 +87,7 @@ class FanOut:
         """Hand on all events that have arrived."""
         touched: dict[int, LiveGeneration] = {}
         channel, find = session.channel, self._placer.slots.find
+        self._gaps.begin_turn(time.monotonic())
         for event in channel.pop():
             slot = find(event.slot, event.generation)
             if slot is None and event.slot == abi.NO_SLOT:
@@ -89,6 +102,7 @@ class FanOut:
                 self._on_token(channel, slot, slot.owner, event)
             else:
                 self._on_event(channel, slot, slot.owner, event)
+        self._gaps.end_turn()
         self._wake(touched.values())
 
     def _wake(self, touched: Iterable[LiveGeneration]) -> None:
@@ -113,7 +127,9 @@ class FanOut:
         """Most events are of this kind."""
         if event.position == 0:
             self._on_prompt(channel, slot, generation)
+            self._measures.first_token_s.add(generation.clock.waited)
         if slot.state is not SlotState.CLOSING:  # else it was cancelled, and only its slot is of interest
+            self._gaps.token(generation)
             wanted = generation.request.logprobs
             if wanted is None:
                 generation.add(TokenRecord(event.token))
@@ -136,6 +152,7 @@ class FanOut:
                 self._on_prompt(channel, slot, generation)
                 self._on_end(channel, slot, generation, event)
             case abi.EventKind.CLOSED:
+                self._count_experts(channel, slot, generation)
                 self._placer.released(slot, whole=True)
             case abi.EventKind.FAILED:
                 if slot.state is not SlotState.CLOSING:
@@ -148,6 +165,8 @@ class FanOut:
         """The prompt is complete."""
         generation.clock.first = asyncio.get_running_loop().time()
         wanted, lead = generation.request.prompt_logprobs, generation.lead
+        if lead is None:
+            self._measures.prompt(len(generation.request.prompt_ids), channel.usage(slot.index).cached_tokens)
         if lead is not None:
             generation.read_prompt = lambda: lead.prompt_records
         elif wanted is not None:
@@ -162,12 +181,18 @@ class FanOut:
     def _on_end(
         self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
     ) -> None:
+        self._count_experts(channel, slot, generation)
         if slot.state is not SlotState.CLOSING:
             stopped = bool(event.flags & abi.Finish.STOP)
             reason: FinishReason = "stop" if stopped else "length"
             stop_token = event.token if stopped else None
             self._tally.finish(generation, self.result(channel, slot.index, generation, reason, stop_token))
         self._placer.released(slot, whole=True)
+
+    def _count_experts(self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration) -> None:
+        """The engine is done with the slot: its counts are final, unless it never began and they are another's."""
+        if generation.clock.first is not None:
+            self._measures.load.add(channel.expert_counts(slot.index))
 
     def result(
         self,

@@ -55,6 +55,12 @@ class Clock(msgspec.Struct):
     placed: float | None = None  # commands pushed
     first: float | None = None  # first token, or the end
 
+    @property
+    def waited(self) -> float:
+        """From submission to the first token."""
+        assert self.first is not None, "its prompt is complete"
+        return self.first - self.submitted
+
 
 class LiveGeneration:
     """Implements interfaces.Generation."""
@@ -69,6 +75,7 @@ class LiveGeneration:
         self.clock = Clock(now)
         self.place: Place | None = None  # while it has a slot
         self.tokens = array("i")  # that have arrived
+        self.last_token = 0.0  # when the last one did, on time.monotonic; 0: none has
         self.consumed = 0  # records that the consumer has taken
         self.advanced = 0  # records that the engine knows as read
         self.switches: list[Switch] = []  # experts that were replaced since its first position

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    from colibrid.batch.reports import EngineReport, SlotReport
     from colibrid.batch.request import GenerateRequest, GenerateResult, TokenRecord
 
 
@@ -133,6 +134,21 @@ class GenerationService(Protocol):
     @property
     def engines(self) -> tuple[EngineStatus, ...]:
         """Each engine by itself."""
+        ...
+
+    @property
+    def reports(self) -> tuple[EngineReport, ...]:
+        """Each engine with what was counted, for metrics."""
+        ...
+
+    @property
+    def slot_reports(self) -> tuple[tuple[SlotReport, ...], ...]:
+        """The slots of each engine."""
+        ...
+
+    @property
+    def expert_swaps(self) -> int:
+        """Experts that were replaced since the start."""
         ...
 
     @property

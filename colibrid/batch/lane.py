@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from colibrid.batch.plan import reserved_tokens
+from colibrid.batch.reports import EngineReport
 from colibrid.engine.state import EngineStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from colibrid.batch.queue import Group
+    from colibrid.batch.reports import Traffic
     from colibrid.batch.request import GenerateRequest
     from colibrid.batch.scheduler import Engine, Scheduler
     from colibrid.engine.state import Readiness
@@ -135,6 +137,13 @@ class Lane:
             queued=self.queued,
             memory=info.memory,
             **msgspec.structs.asdict(self.readiness),
+        )
+
+    def report(self, traffic: Traffic) -> EngineReport:
+        """For metrics."""
+        scheduler = self.scheduler
+        return EngineReport(
+            status=self.status(), measures=scheduler.measures, counters=scheduler.engine_counters, traffic=traffic
         )
 
     # -------------------------------------------------------------- hand over

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from colibrid.batch.holdings import HELD_TOKENS
 from colibrid.batch.lane import Lane
+from colibrid.batch.reports import Traffic
 from colibrid.batch.scheduler import SchedulerCounts
 from colibrid.engine.state import overall
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from colibrid.batch.generation import LiveGeneration
     from colibrid.batch.interfaces import EngineInfo
+    from colibrid.batch.reports import EngineReport, SlotReport
     from colibrid.batch.request import GenerateRequest
     from colibrid.batch.scheduler import Engine, Scheduler
     from colibrid.engine.state import EngineStatus, Readiness
@@ -46,6 +48,7 @@ class EnginePool:
     ) -> None:
         """scheduler_of: makes the scheduler of an engine, which has that number."""
         self.swaps = swaps  # of the engines' experts
+        self.traffic = Traffic()  # of the model; set by whoever knows it
         if swaps is not None:
             swaps.when_changed(self._weights_changed)
         assert engines, "a service has an engine"
@@ -68,6 +71,21 @@ class EnginePool:
     def engines(self) -> tuple[EngineStatus, ...]:
         """Each engine by itself."""
         return tuple(lane.status() for lane in self.lanes)
+
+    @property
+    def reports(self) -> tuple[EngineReport, ...]:
+        """Each engine with what was counted."""
+        return tuple(lane.report(self.traffic) for lane in self.lanes)
+
+    @property
+    def slot_reports(self) -> tuple[tuple[SlotReport, ...], ...]:
+        """The slots of each engine."""
+        return tuple(lane.scheduler.slot_reports for lane in self.lanes)
+
+    @property
+    def expert_swaps(self) -> int:
+        """Experts that were replaced since the start."""
+        return 0 if self.swaps is None else self.swaps.weights_generation
 
     @property
     def draining(self) -> bool:

@@ -22,6 +22,7 @@ from colibrid.batch.deadline import QueueDeadline
 from colibrid.batch.fanout import FanOut, Tally
 from colibrid.batch.generation import LiveGeneration
 from colibrid.batch.placer import Model, Placer
+from colibrid.batch.reports import slot_report
 from colibrid.batch.request import ExpertPolicy, GenerateRequest
 from colibrid.errors import EngineFaultError, OverloadedError, RequestError
 
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from colibrid.batch.interfaces import EngineInfo
+    from colibrid.batch.measures import Measures
     from colibrid.batch.queue import Group
+    from colibrid.batch.reports import SlotReport
     from colibrid.config.settings import BatchSettings, ExpertsSettings, LimitsSettings, TaskExpertsSettings
     from colibrid.engine.state import Readiness
     from colibrid.engine.supervisor import EngineListener, EngineSession
@@ -87,6 +90,7 @@ class Scheduler:
         batch: BatchSettings,
         limits: LimitsSettings,
         experts: ExpertsSettings,
+        measures: Measures,
     ) -> None:
         """layer_experts: the most experts per token in each layer, 0 in dense layers."""
         self._engine = engine
@@ -105,7 +109,7 @@ class Scheduler:
         self._pump_handle: asyncio.Handle | None = None
         self._window: asyncio.TimerHandle | None = None
         self._changed: Callable[[], None] = lambda: None
-        self._tally = Tally()
+        self._tally = Tally(measures)
         self._fan_out = FanOut(self._placer, self._tally, info)
         self._deadline = QueueDeadline(self._placer.queue, limits.queue_timeout_s, self._waited_in_vain)
         engine.attach(self)
@@ -146,6 +150,26 @@ class Scheduler:
             refused=tally.refused,
             pushes=tally.pushes,
         )
+
+    @property
+    def measures(self) -> Measures:
+        """What it has seen of its requests."""
+        return self._tally.measures
+
+    @property
+    def engine_counters(self) -> dict[str, int] | None:
+        """The engine's own counters since it was opened, by the names of clb_stats; None without an engine."""
+        if self._session is None:
+            return None
+        stats = self._session.channel.stats()[1]
+        return {field[0]: getattr(stats, field[0]) for field in stats._fields_}
+
+    @property
+    def slot_reports(self) -> tuple[SlotReport, ...]:
+        """Every slot of the engine."""
+        now = asyncio.get_running_loop().time()
+        slots = self._placer.slots
+        return tuple(slot_report(slots[index], now) for index in range(len(slots)))
 
     @property
     def placer(self) -> Placer:
@@ -341,7 +365,7 @@ class Scheduler:
 
     def cancelled(self, generation: LiveGeneration) -> None:
         """A consumer wants no more: take it from the queue, or close its slot."""
-        self._tally.cancelled += 1
+        self._tally.cancel()
         self._let_go(generation)
 
     def masked(self, generation: LiveGeneration, position: int, mask: bytes) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 import colibrid
 from colibrid.batch.interfaces import EngineInfo
+from colibrid.batch.measures import ExpertLoad, Measures
 from colibrid.batch.pool import EnginePool
 from colibrid.batch.request import ExpertPolicy
 from colibrid.batch.scheduler import Scheduler, with_defaults
@@ -28,7 +29,7 @@ from colibrid.engine.replicas import make_specs
 from colibrid.engine.spec import device_name, most_experts
 from colibrid.engine.supervisor import Supervisor
 from colibrid.engine.swaps import ExpertSwaps
-from colibrid.engine.tables import experts_per_token
+from colibrid.engine.tables import experts_per_token, max_experts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,7 @@ def make_service(library: Library, settings: Settings, pack_dir: str, manifest: 
     specs = make_specs(settings, pack_dir, manifest)
     fleet = Fleet([Supervisor(library, spec, manifest, settings.engine) for spec in specs])
     limits = _limits_of_one(settings, len(specs))
+    row = max_experts(manifest)
 
     def scheduler_of(engine: Engine, index: int) -> Scheduler:
         spec = specs[index]
@@ -55,6 +57,7 @@ def make_service(library: Library, settings: Settings, pack_dir: str, manifest: 
             batch=settings.batch,
             limits=limits,
             experts=settings.experts,
+            measures=Measures(ExpertLoad([layer.experts for layer in manifest.layers], row, spec.max_seq_len)),
         )
 
     swaps = ExpertSwaps(fleet.supervisors, library, manifest, settings.experts)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from colibrid.batch.reports import Traffic
 from colibrid.batch.service import make_service
+from colibrid.cli.footprint import footprint
 from colibrid.model.pack import Pack, open_pack
 
 if TYPE_CHECKING:
@@ -29,4 +31,6 @@ def assemble(settings: Settings, resolved: Resolved, library: Library) -> Assemb
     """Reads the pack's description and makes the parts. ModelError or ConfigError says what does not fit."""
     pack = open_pack(resolved.path, check_files=settings.model.weights == "files")
     fleet, pool = make_service(library, settings, str(resolved.path), pack.manifest)
+    figures = footprint(pack.manifest)
+    pool.traffic = Traffic(step=figures.dense_read, expert=figures.mean_expert)
     return Assembly(pack=pack, fleet=fleet, pool=pool)

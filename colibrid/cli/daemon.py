@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
+    from colibrid.batch.pool import EnginePool
     from colibrid.cli.banner import Place
     from colibrid.config.environment import Environment
     from colibrid.config.settings import Settings
@@ -75,6 +76,21 @@ class _Listening(NamedTuple):
 
     public: tuple[socket.socket, ...]
     admin: socket.socket | None
+
+
+class _Drainer:
+    """Implements admin_state.Drainer."""
+
+    def __init__(self, pool: EnginePool, life: Lifecycle) -> None:
+        self._pool = pool
+        self._life = life
+
+    async def drain(self, timeout_s: float) -> bool:
+        return await self._pool.drain(timeout_s)
+
+    def exit(self) -> None:
+        if not self._life.drain.is_set():  # a second time would be: now
+            self._life.stop("admin")
 
 
 def run_daemon(order: Order) -> int:
@@ -125,7 +141,7 @@ async def _serve(
         reloader.subscribe(lambda new: partial(configure, new.logging))
         reloader.subscribe(lambda new: partial(parts.fleet.follow, new.engine))
         reloader.subscribe(lambda new: prepare_settings(parts.pool, new, str(resolved.path), parts.pack.manifest))
-        await _open_http(order, reloader, parts, listening, stack)
+        await _open_http(order, reloader, parts, listening, life, stack)
         reloading = asyncio.create_task(reloader.run())
         stack.callback(reloading.cancel)
         calm_collector()
@@ -193,7 +209,12 @@ async def _drain(parts: Assembly, life: Lifecycle, timeout_s: float) -> None:
 
 
 async def _open_http(
-    order: Order, reloader: SettingsReloader, parts: Assembly, listening: _Listening, stack: AsyncExitStack
+    order: Order,
+    reloader: SettingsReloader,
+    parts: Assembly,
+    listening: _Listening,
+    life: Lifecycle,
+    stack: AsyncExitStack,
 ) -> None:
     """Load the HTTP side and begin to answer on `listening`."""
     # Imported here: they take longest, and meanwhile the engine process loads.
@@ -227,7 +248,7 @@ async def _open_http(
     await start_server(state, listening.public, stack, None if tls is None else tls.listening)
     if listening.admin is not None:
         assert parts.pool.swaps is not None, "make_service gives it"
-        admin = AdminState(swaps=parts.pool.swaps, reloader=reloader)
+        admin = AdminState(swaps=parts.pool.swaps, reloader=reloader, drainer=_Drainer(parts.pool, life))
         await run_application(create_admin(state, admin), [listening.admin], stack)
 
 

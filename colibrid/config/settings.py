@@ -455,6 +455,21 @@ class KvSettings(Section, frozen=True, kw_only=True):
     precision: Annotated[Literal["auto", "fp32", "fp16"], Restart("auto: fp32 on the CPU, fp16 on a GPU")] = "auto"
 
 
+class MetricsSettings(Section, frozen=True, kw_only=True):
+    """What Prometheus reads (docs/OBSERVABILITY.md); the admin socket answers GET /metrics always."""
+
+    enabled: Annotated[
+        bool, Live("answer GET /metrics on the public addresses too; where keys are set, to those of scope metrics")
+    ] = True
+    bandwidth_gb_s: Annotated[
+        Annotated[float, Meta(gt=0, le=1e6)] | None,
+        Live(
+            "of the memory that holds the weights, as `colibrid bench bandwidth` measures it: dashboards then show a "
+            "step's time against the least that it could take; null: they do not"
+        ),
+    ] = None
+
+
 class LoggingSettings(Section, frozen=True, kw_only=True):
     """What goes to stderr; prompts never do."""
 
@@ -477,4 +492,5 @@ class Settings(Section, frozen=True, kw_only=True):
     embeddings: EmbeddingsSettings = EmbeddingsSettings()
     memory: MemorySettings = MemorySettings()
     kv: KvSettings = KvSettings()
+    metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from colibrid.http.admin_drain import drain
 from colibrid.http.admin_experts import list_experts, replace_expert
 from colibrid.http.admin_reload import reload_settings
+from colibrid.http.admin_slots import list_slots
 from colibrid.http.admin_state import ADMIN, AdminState
 from colibrid.http.answer import json_response
 from colibrid.http.context import context_of, open_context
 from colibrid.http.contract import as_contract, log_request
 from colibrid.http.errors import NotFoundError, error_response, shown
+from colibrid.http.metrics import metrics_response
 from colibrid.http.state import STATE
 
 if TYPE_CHECKING:
@@ -45,10 +48,18 @@ async def list_routes(_request: web.Request) -> web.Response:
     return json_response({"routes": [{"method": r.method, "path": r.path, "summary": r.summary} for r in ADMIN_ROUTES]})
 
 
+async def admin_metrics(request: web.Request) -> web.Response:
+    """For whoever may open the socket."""
+    return metrics_response(request.app[STATE])
+
+
 ADMIN_ROUTES: tuple[AdminRoute, ...] = (
     AdminRoute(method="GET", path="/admin", handler=list_routes, summary="The routes of this socket"),
     AdminRoute(
-        method="GET", path="/admin/experts", handler=list_experts, summary="Experts that replaced those of the pack"
+        method="GET",
+        path="/admin/experts",
+        handler=list_experts,
+        summary="What each expert has computed, and those that replaced others",
     ),
     AdminRoute(
         method="POST",
@@ -62,6 +73,16 @@ ADMIN_ROUTES: tuple[AdminRoute, ...] = (
         handler=reload_settings,
         summary="Take changed settings over, as SIGHUP does",
     ),
+    AdminRoute(
+        method="GET", path="/admin/slots", handler=list_slots, summary="Every slot of every engine, and who waits"
+    ),
+    AdminRoute(
+        method="POST",
+        path="/admin/drain",
+        handler=drain,
+        summary="Refuse new requests, let those that run end, and exit if asked to",
+    ),
+    AdminRoute(method="GET", path="/metrics", handler=admin_metrics, summary="Metrics, whatever metrics.enabled says"),
 )
 
 

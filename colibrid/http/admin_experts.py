@@ -13,6 +13,7 @@ from colibrid.http.answer import json_response
 from colibrid.http.body import read_body
 from colibrid.http.context import current
 from colibrid.http.errors import shown
+from colibrid.http.load import load_json
 from colibrid.http.state import STATE
 
 if TYPE_CHECKING:
@@ -29,13 +30,14 @@ class SwapBody(msgspec.Struct, kw_only=True):
 
 
 async def list_experts(request: web.Request) -> web.Response:
-    """Every expert that is not as the pack has it, or was not for some time."""
-    swaps = request.app[ADMIN].swaps
-    experts = request.app[STATE].settings.experts
+    """Assignments by layer and expert, and every expert that is not as the pack has it, or was not for some time."""
+    swaps, state = request.app[ADMIN].swaps, request.app[STATE]
+    experts = state.settings.experts
     return json_response(
         {
             "weights_generation": swaps.weights_generation,
             "swap_slots": experts.swap_slots,
+            "load": load_json(state),
             "replaced": [msgspec.to_builtins(version) for version in swaps.versions],
         }
     )

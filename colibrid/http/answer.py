@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from colibrid.http.quota import Spending, served_as
 from colibrid.http.run import Choices
 from colibrid.http.sending import ReaderLeftError, send_json
 from colibrid.http.sse import EventStream
-from colibrid.http.usage import server_timing, usage_of
+from colibrid.http.usage import LOGGED_EXPERTS, server_timing, times, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -97,6 +98,7 @@ async def answer(
                 return await _whole(request, state, choices, writer, job.timeout_s)
             finally:
                 spending.used = choices.tokens
+                context.facts = _begun(state, choices) | context.facts
 
 
 def json_response(value: object, status: int = 200) -> web.Response:
@@ -173,14 +175,14 @@ async def _streamed(
             await stream.finish()
         except RequestError as error:
             _log.warning("stream_failed", request_id=current(request).id, code=error.code, reason=error.message)
-            current(request).facts["error"] = error.code or error.type
+            current(request).error = error
             await stream.fail(error)
         except ReaderLeftError:
             raise  # nobody hears of it but the log
         except Exception:  # noqa: BLE001 - whatever it is, the client must hear of it
             _log.exception("stream_broken", request_id=current(request).id)
-            current(request).facts["error"] = "internal_error"
-            await stream.fail(InternalError(current(request).id))
+            broken = current(request).error = InternalError(current(request).id)
+            await stream.fail(broken)
         return stream.response
 
 
@@ -215,6 +217,21 @@ def _note(request: web.Request, state: AppState, choices: Choices) -> dict[str, 
     context.facts.update(
         prompt_tokens=usage["prompt_tokens"],
         completion_tokens=usage["completion_tokens"],
-        finish_reasons=[outcome.finish_reason for outcome in outcomes],
+        cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+        finish_reasons=dict(Counter(outcome.finish_reason for outcome in outcomes)),
+        **times([outcome.timing_ms for outcome in outcomes if outcome.timing_ms is not None]),
     )
+    if "experts" in usage:
+        context.facts["experts"] = {name: usage["experts"][name] for name in LOGGED_EXPERTS}
     return usage
+
+
+def _begun(state: AppState, choices: Choices) -> dict[str, Any]:
+    """For the log line, of requests that end early as well."""
+    tokens = [choice.tokens[1] for choice in choices.all]
+    return {
+        "model": state.scheduler.info.model_id,
+        "choices": len(tokens),
+        "prompt_tokens": choices.tokens - sum(tokens),
+        "completion_tokens": sum(tokens),
+    }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 if TYPE_CHECKING:
+    from colibrid.errors import RequestError
     from colibrid.http.credentials import Key
     from colibrid.http.quota import Meter
 
@@ -28,6 +29,7 @@ class RequestContext:
     page: str | None = None  # origin of another's web page that may read the answer
     ignored: list[str] = field(default_factory=list)  # fields unknown to the API
     server_timing: str | None = None
+    error: RequestError | None = None  # why it was not answered as asked
     facts: dict[str, Any] = field(default_factory=dict)  # of the log line
 
     @property

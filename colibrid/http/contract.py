@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from colibrid.http.context import RequestContext
     from colibrid.http.errors import NotFoundError
 
+_PATH = 200  # characters
+_NAME = 64
 _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 
@@ -35,20 +37,27 @@ def as_contract(
     else:
         _log.exception("request_broken", request_id=context.id, path=request.path)
         found = InternalError(context.id)
-    context.facts["error"] = found.code or found.type
+    context.error = found
     return found
 
 
 def log_request(request: web.Request, context: RequestContext, status: int, *, quiet: bool = False) -> None:
-    """The one canonical line of a request; a quiet one is of interest when debugging only."""
+    """The one canonical line of a request; a quiet one is of interest when debugging only.
+
+    Holds nothing of prompts, answers and keys; what clients choose is cut, so that the line is always whole.
+    """
     log = _log.debug if quiet else _log.info
     if context.ignored:
-        context.facts["ignored"] = context.ignored[:20]
+        context.facts["ignored"] = [name[:_NAME] for name in context.ignored[:20]]
+    if context.key is not None:
+        context.facts["key"] = context.key.id
+    if context.error is not None:
+        context.facts["error"] = context.error.code or context.error.type
     log(
         "request",
         request_id=context.id,
         method=request.method,
-        path=request.path,
+        path=request.path[:_PATH],
         status=status,
         ms=round(context.elapsed_ms, 1),
         **context.facts,

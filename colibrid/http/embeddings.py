@@ -24,7 +24,7 @@ from colibrid.http.prompts import encode_prompts, prompt_entries, truncated, usa
 from colibrid.http.quota import Spending, served_as
 from colibrid.http.state import STATE
 from colibrid.http.types import EMBEDDINGS_REFUSED, EmbeddingsBody
-from colibrid.http.usage import expert_usage, timing_header
+from colibrid.http.usage import expert_usage, times, timing_header
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -183,6 +183,7 @@ def _note(request: web.Request, state: AppState, results: Sequence[GenerateResul
     usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
     if state.scheduler.info.experts_per_token > 0:
         usage["experts"] = expert_usage([result.experts for result in results])
-    context.server_timing = timing_header([(one.queue_ms, one.prefill_ms, one.decode_ms) for one in results])
-    context.facts.update(prompt_tokens=tokens, texts=len(results))
+    timed = [(one.queue_ms, one.prefill_ms, one.decode_ms) for one in results]
+    context.server_timing = timing_header(timed)
+    context.facts.update(model=state.scheduler.info.model_id, prompt_tokens=tokens, texts=len(results), **times(timed))
     return usage

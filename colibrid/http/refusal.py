@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter
 
     from colibrid.batch.interfaces import GenerationService
+    from colibrid.http.served import Served
 
     RawHandler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -36,11 +37,12 @@ _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 class Refusals:
     """Owner of what is said now, and of how often it was. Lives on one event loop."""
 
-    def __init__(self, scheduler: GenerationService, paths: frozenset[str]) -> None:
-        """`paths`: of the routes whose POST requests wait for slots."""
+    def __init__(self, scheduler: GenerationService, paths: frozenset[str], served: Served) -> None:
+        """`paths`: of the routes whose POST requests wait for slots. `served` counts, too."""
         self.count = 0  # requests refused here
         self._scheduler = scheduler
         self._paths = paths
+        self._served = served
         self._said: tuple[bytes, bytes] | None = None  # before and after a request's id; None: there is room
         self._until = 0.0  # when the queue is to be looked at again
         self._logged_at = 0.0
@@ -53,6 +55,7 @@ class Refusals:
             if request.method == "POST" and request.path in self._paths and _is_plain(request):
                 said = self._refusal()
                 if said is not None:
+                    self._served.overloaded(request.path)
                     return _Sent(request_id(request).encode().join(said))
             return await handler(request)
 

@@ -12,6 +12,7 @@ from colibrid.http.contract import as_contract, log_request
 from colibrid.http.errors import NotFoundError, error_response, shown
 from colibrid.http.gate import Gate
 from colibrid.http.manual import add_manual
+from colibrid.http.metrics import metrics
 from colibrid.http.origin import UNIX, cors_headers
 from colibrid.http.quota import limit_headers
 from colibrid.http.refusal import Refusals
@@ -32,11 +33,14 @@ if TYPE_CHECKING:
     from colibrid.http.credentials import Scope
     from colibrid.http.origin import Origins
 
-_SCOPES = {route.path: route.scope for route in ROUTES if "{" not in route.path} | {
-    "/docs": None
-}  # None: without a key
+_SCOPES: dict[str, Scope | None] = {route.path: route.scope for route in ROUTES if "{" not in route.path} | {
+    "/docs": None,  # without a key
+    "/metrics": "metrics",
+}
 _QUEUES = frozenset(route.path for route in ROUTES if route.queues)
-_QUIET_PATHS = frozenset({"/livez", "/readyz", "/health"})  # asked every second by somebody: logged when debugging
+_QUIET_PATHS = frozenset(
+    {"/livez", "/readyz", "/health", "/metrics"}
+)  # asked every second by somebody: logged when debugging
 _CHAT = "use POST /v1/chat/completions"
 _EMBEDDINGS = "use POST /v1/embeddings"
 _STATE = "GET /readyz says what the engine does"
@@ -56,7 +60,6 @@ _ELSEWHERE = {  # routes of other servers, and what to use instead
     "/pooling": _EMBEDDINGS,
     "/infill": "use suffix of POST /v1/completions",
     "/ping": "use GET /health",
-    "/metrics": _STATE,
     "/props": _STATE,
     "/slots": _STATE,
     "/v1/tokenize": "use POST /tokenize",
@@ -79,6 +82,8 @@ def create_app(state: AppState) -> web.Application:
         add = app.router.add_get if route.method == "GET" else app.router.add_post  # GET answers HEAD, too
         add(route.pattern, route.handler)
     add_manual(app, ROUTES)
+    app.router.add_get("/metrics", metrics)
+    state.served.count_routes(resource.canonical for resource in app.router.resources())
     return app
 
 
@@ -87,7 +92,9 @@ async def start_server(
 ) -> None:
     """Answers on `sockets`, see run_application, until `stack` is unwound."""
     stack.push_async_callback(state.structured.close)
-    gate, refusals = Gate(state.settings.limits), Refusals(state.scheduler, _QUEUES)
+    watching = asyncio.create_task(state.served.watch_loop())
+    stack.callback(watching.cancel)
+    gate, refusals = Gate(state.settings.limits), Refusals(state.scheduler, _QUEUES, state.served)
     await run_application(create_app(state), sockets, stack, tls=tls, gate=gate, refusals=refusals)
 
 
@@ -97,7 +104,6 @@ def _pass_through(state: AppState) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         context = open_context(request)
-        quiet = request.path in _QUIET_PATHS
         try:
             _check_origin(request, context, state.origins)
             if context.page is not None and request.method == "OPTIONS":
@@ -106,16 +112,25 @@ def _pass_through(state: AppState) -> Middleware:
                 _check_key(request, context, state)
                 response = await _within_limits(request, context, handler, state)
         except asyncio.CancelledError:
-            log_request(request, context, _CLIENT_LEFT, quiet=quiet)
+            _note(request, context, state, _CLIENT_LEFT)
             raise
         except ReaderLeftError:
             response = web.Response(status=_CLIENT_LEFT)  # for the log: there is nobody to send it to
         except Exception as error:  # noqa: BLE001 - every error has a place in the contract
             response = error_response(as_contract(error, request, context, _no_route))
-        log_request(request, context, response.status, quiet=quiet)
+        _note(request, context, state, response.status)
         return response
 
     return middleware
+
+
+def _note(request: web.Request, context: RequestContext, state: AppState, status: int) -> None:
+    """Counts and logs a request that is over."""
+    resource = request.match_info.route.resource
+    state.served.answered(None if resource is None else resource.canonical, status)
+    if context.error is not None:
+        state.served.refused(context.error)
+    log_request(request, context, status, quiet=request.path in _QUIET_PATHS)
 
 
 def _check_origin(request: web.Request, context: RequestContext, origins: Origins) -> None:

@@ -14,6 +14,7 @@ from colibrid.http.auth import KeyRing
 from colibrid.http.limits import FEW_STREAMS
 from colibrid.http.origin import Origins
 from colibrid.http.quota import Meters
+from colibrid.http.served import Served
 from colibrid.text.model_text import ModelText
 from colibrid.text.structured_masks import StructuredOutput
 
@@ -46,6 +47,7 @@ class AppState:
     keys: KeyRing = field(default_factory=KeyRing)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, of /v1/models
     incoming: Incoming = field(default_factory=Incoming)
+    served: Served = field(default_factory=Served)
     # Writes large answers down. One thread: several would keep the event loop from the interpreter's lock.
     scribe: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="scribe"))
     # Reads large bodies. One thread again, and not the scribe's: a bad body must not wait for somebody's answer.

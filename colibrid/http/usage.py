@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from colibrid.batch.request import ExpertUsage
     from colibrid.http.run import Outcome
 
+LOGGED_EXPERTS = ("per_token", "assignments", "trimmed", "dropped")  # of usage.experts
+
 
 def usage_of(outcomes: Sequence[Outcome], *, moe: bool) -> dict[str, Any]:
     """`usage` of all choices of one request together."""
@@ -44,6 +46,16 @@ def expert_usage(experts: Sequence[ExpertUsage]) -> dict[str, Any]:
             {"choice": choice, **switch._asdict()} for choice, entry in enumerate(experts) for switch in entry.switches
         ]
     return found
+
+
+def times(timed: Sequence[tuple[float, float, float]]) -> dict[str, float]:
+    """For the log line, from (queue, prefill, decode) of each sequence: the longest wait, and when the first token came."""
+    if not timed:
+        return {}
+    return {
+        "queue_ms": round(max(queue for queue, _, _ in timed), 1),
+        "ttft_ms": round(min(queue + prefill for queue, prefill, _ in timed), 1),
+    }
 
 
 def server_timing(outcomes: Sequence[Outcome]) -> str | None:

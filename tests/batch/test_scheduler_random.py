@@ -7,12 +7,13 @@ import time
 from typing import Any
 
 from fake_client import Client
-from fake_engine import KV_TOKENS, SLOTS, TENANT_SEEDS, VOCAB, FakeEngine, expected_tokens
+from fake_engine import KV_TOKENS, ROW, SLOTS, TENANT_SEEDS, VOCAB, FakeEngine, expected_tokens
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from colibrid.batch.interfaces import EngineInfo
+from colibrid.batch.measures import ExpertLoad, Measures
 from colibrid.batch.plan import reserved_tokens
 from colibrid.batch.request import ExpertPolicy, GenerateRequest, Sampling
 from colibrid.batch.scheduler import _RETRY_PUSH_S, Scheduler
@@ -55,6 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 batch=BatchSettings(slots=SLOTS),
                 limits=LimitsSettings(queue=QUEUE),
                 experts=ExpertsSettings(),
+                measures=Measures(ExpertLoad((4, 0, 3), ROW, 1000)),
             )
 
         self.scheduler = self.loop.run_until_complete(make())

@@ -18,8 +18,11 @@ import pytest
 
 import colibrid
 from colibrid.batch.interfaces import EngineInfo
+from colibrid.batch.measures import ExpertLoad, Measures
+from colibrid.batch.reports import EngineReport, SlotReport, Traffic
 from colibrid.batch.request import ExpertUsage, FinishReason, GenerateRequest, GenerateResult, TokenRecord
 from colibrid.config.settings import Settings
+from colibrid.engine import abi
 from colibrid.engine.state import EngineStatus, Readiness
 from colibrid.errors import OverloadedError
 from colibrid.http.auth import KeyRing
@@ -183,6 +186,8 @@ class FakeService:
         self.refusal: RequestError | None = None
         self.readiness = Readiness(phase="ready", last_step_age_s=0.01)
         self.draining = False
+        self.measures = Measures(ExpertLoad((3, 0, 2), 3, 2048))
+        self.expert_swaps = 2
         self.holds = 0  # answers that are held
         self.begun = 0  # requests that held answers have added
         self.seen: list[GenerateRequest] = []
@@ -207,6 +212,19 @@ class FakeService:
         """One, that does what the service does."""
         state = msgspec.structs.asdict(self.readiness)
         return (EngineStatus(index=0, device="cpu", slots=32, running=len(self.live), queued=0, memory=None, **state),)
+
+    @property
+    def reports(self) -> tuple[EngineReport, ...]:
+        counters = {name: number for number, (name, _) in enumerate(abi.Stats._fields_)}  # type: ignore[misc]
+        return tuple(
+            EngineReport(status=one, measures=self.measures, counters=counters, traffic=Traffic(1000, 10))
+            for one in self.engines
+        )
+
+    @property
+    def slot_reports(self) -> tuple[tuple[SlotReport, ...], ...]:
+        busy = SlotReport(slot=0, state="running", waiting=False, request_id="cmpl-1", prompt_tokens=5, output_tokens=2)
+        return ((busy, SlotReport(slot=1, state="free", waiting=False)),)
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,25 @@ def swaps() -> ScriptedSwaps:
     return ScriptedSwaps()
 
 
+class ScriptedDrainer:
+    """Takes no time, and is complete unless it has none."""
+
+    def __init__(self) -> None:
+        self.asked: list[float | str] = []
+
+    async def drain(self, timeout_s: float) -> bool:
+        self.asked.append(timeout_s)
+        return timeout_s > 0
+
+    def exit(self) -> None:
+        self.asked.append("exit")
+
+
+@pytest.fixture
+def drainer() -> ScriptedDrainer:
+    return ScriptedDrainer()
+
+
 @pytest.fixture
 def wanted() -> list[Settings | str]:
     """What the next reload will find: settings, or mistakes."""
@@ -84,14 +104,14 @@ def reloader(wanted: list[Settings | str]) -> SettingsReloader:
 
 @pytest.fixture
 async def admin(
-    server: Server, swaps: ScriptedSwaps, reloader: SettingsReloader, tmp_path: Path
+    server: Server, swaps: ScriptedSwaps, reloader: SettingsReloader, drainer: ScriptedDrainer, tmp_path: Path
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of the admin application in front of the scripted scheduler."""
     path = str(tmp_path / "admin.sock")
     async with AsyncExitStack() as stack:
         listening = stack.enter_context(bind_path(path, "server.admin_socket"))
         await run_application(
-            create_admin(server.state, AdminState(swaps=swaps, reloader=reloader)), [listening], stack
+            create_admin(server.state, AdminState(swaps=swaps, reloader=reloader, drainer=drainer)), [listening], stack
         )
         session = aiohttp.ClientSession("http://localhost", connector=aiohttp.UnixConnector(path))
         yield await stack.enter_async_context(session)
@@ -130,7 +150,8 @@ async def test_answers_carry_the_request_id(admin: aiohttp.ClientSession) -> Non
 async def test_the_public_server_has_no_admin_routes(server: Server) -> None:
     """Nothing under /admin is answered on the public address of a server without keys of scope admin."""
     for route in ADMIN_ROUTES:
-        assert (await server.get(route.path)).status == 403
+        if route.path.startswith("/admin"):
+            assert (await server.get(route.path)).status == 403
 
 
 async def test_reload(admin: aiohttp.ClientSession, reloader: SettingsReloader, wanted: list[Settings | str]) -> None:
@@ -169,6 +190,53 @@ async def test_experts_are_replaced_and_listed(admin: aiohttp.ClientSession, swa
         listed = await answer.json()
     assert (listed["weights_generation"], listed["swap_slots"]) == (1, 0)
     assert [(one["layer"], one["expert"], one["file"]) for one in listed["replaced"]] == [(3, 17, "/a/b.bin")]
+
+
+async def test_heat_map(admin: aiohttp.ClientSession, server: Server) -> None:
+    """GET /admin/experts has a row for each layer with experts: what each has computed, and how evenly."""
+    server.service.measures.load.add(array("I", [1, 0, 3, 0, 0, 0, 4, 4, 0]).tobytes())
+    async with admin.get("/admin/experts") as answer:
+        load = (await answer.json())["load"]
+    assert load == [
+        {"layer": 0, "assignments": [1, 0, 3], "imbalance": 2.25, "unused": 1},
+        {"layer": 2, "assignments": [4, 4], "imbalance": 1.0, "unused": 0},
+    ]
+
+
+async def test_slots(admin: aiohttp.ClientSession) -> None:
+    """GET /admin/slots says of each slot whose request it serves and how far that is."""
+    async with admin.get("/admin/slots") as answer:
+        (engine,) = (await answer.json())["engines"]
+    assert (engine["engine"], engine["phase"], engine["queued"]) == (0, "ready", 0)
+    assert [(one["state"], one["request_id"], one["output_tokens"]) for one in engine["slots"]] == [
+        ("running", "cmpl-1", 2),
+        ("free", None, None),
+    ]
+
+
+async def test_drain(admin: aiohttp.ClientSession, drainer: ScriptedDrainer) -> None:
+    """POST /admin/drain waits until all has ended, says whether it has, and exits only if asked to."""
+    for body, expected, asked in (
+        ({}, {"draining": True, "complete": True, "exit": False}, 30.0),
+        ({"timeout_s": 0}, {"draining": True, "complete": False, "exit": False}, 0.0),
+        ({"exit": True}, {"draining": True, "complete": False, "exit": True}, "exit"),
+    ):
+        async with admin.post("/admin/drain", json=body) as answer:
+            assert (answer.status, await answer.json()) == (200, expected)
+        assert drainer.asked[-1] == asked
+    for wrong in ({"exit": "yes"}, {"timeout_s": -1}, {"now": True}, {"exit": True, "timeout_s": 1}):
+        async with admin.post("/admin/drain", json=wrong) as answer:
+            assert answer.status == 400
+    assert len(drainer.asked) == 3
+
+
+async def test_metrics_on_the_socket(admin: aiohttp.ClientSession, server: Server) -> None:
+    """The admin socket gives metrics even where the public address does not."""
+    server.state.settings = msgspec.convert({"metrics": {"enabled": False}}, Settings)
+    assert (await server.get("/metrics")).status == 404
+    async with admin.get("/metrics") as answer:
+        assert answer.status == 200
+        assert "colibrid_num_requests_running" in await answer.text()
 
 
 @pytest.mark.parametrize(

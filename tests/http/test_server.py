@@ -102,7 +102,7 @@ async def test_health_follows_the_engine(server: Server) -> None:
         ("/pooling", "use POST /v1/embeddings."),
         ("/infill", "use suffix of POST /v1/completions."),
         ("/ping", "use GET /health."),
-        ("/metrics", "GET /readyz says"),
+        ("/slots", "GET /readyz says"),
         ("/chat/completions", "/v1/chat/completions"),
         ("/nothing", "/v1/completions"),
     ],
