@@ -252,7 +252,9 @@ def _first_key(path: Path) -> str:
         raise ConfigError(f"--api-key-file {path} cannot be read: {reason}; check the file") from error
     for line in lines:
         if line and not line.startswith("#"):
-            return line
+            if "sha256:" in line:
+                raise ConfigError(f"--api-key-file {path} holds hashes, and a client needs a key; give a file with one")
+            return line.split()[0]
     raise ConfigError(f"--api-key-file {path} holds no key; write one a line")
 
 

@@ -237,7 +237,12 @@ async def _open_http(
     def follow(new: Settings) -> Callable[[], None]:
         keys = read_access(new, order.environment, order.api_keys)
         check_hosts(map(host_of, listening.public), with_keys=bool(keys))
-        return partial(state.follow, new, keys)
+
+        def commit() -> None:
+            state.follow(new, keys)
+            structlog.get_logger().info("keys_in_force", count=len(keys.keys))
+
+        return commit
 
     def renew(new: Settings) -> Callable[[], None]:
         context = make_tls(new.server)

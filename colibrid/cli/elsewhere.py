@@ -17,6 +17,7 @@ _ONE_DEVICE = "leave it out; a model lies on one device as a whole"
 _PREFIXES = "use --set batch.prefix_reuse=key, all or off"
 _TEMPLATE = "leave it out; the model's own template is used"
 _REASONING = "use --set model.reasoning_parser=NAME"
+_TLS = "use --set server.tls_cert_file=FILE and --set server.tls_key_file=FILE"
 _ABSENT = "leave it out; there is nothing of the kind"
 _NOT_NEEDED = "leave it out; there is nothing to configure"
 
@@ -78,6 +79,12 @@ _INSTEAD = {
     "--model-draft": _ABSENT,
     "-md": _ABSENT,
     "--trust-remote-code": "leave it out; no code is ever loaded from a model folder",
+    "--ssl-certfile": _TLS,
+    "--ssl-keyfile": _TLS,
+    "--ssl-cert-file": _TLS,
+    "--ssl-key-file": _TLS,
+    "--uds": "use --set server.listen=unix:PATH",
+    "--allowed-origins": "use --set server.allowed_origins=ORIGINS",
     "--disable-log-requests": "leave it out; prompts are never logged",
     "--log-level": "use --set logging.level=debug, info, warning or error",
     "--shutdown-timeout": "use --set server.drain_timeout_s=SECONDS",

@@ -525,3 +525,53 @@ def test_socket_activation(model: str, tmp_path: Path) -> None:
             process.kill()
             process.communicate()
             early.close()
+
+
+def test_keys_and_certificates_rotate(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After `colibrid keys` and SIGHUP the new key opens and the old one does not; new connections get the new certificate."""
+    keys, cert, secret = tmp_path / "keys", tmp_path / "cert.pem", tmp_path / "cert.key"
+
+    def key_of(name: str) -> str:
+        assert front.run(["keys", "add", name, "--file", str(keys), "--tokens-per-day", "100"]) == 0
+        return capsys.readouterr().out.strip()
+
+    def use(name: str) -> None:
+        shutil.copy(TLS / f"{name}.pem", cert)
+        shutil.copy(TLS / f"{name}.key", secret)
+
+    def status(key: str, name: str) -> int:
+        trusting = ssl.create_default_context(cafile=str(TLS / f"{name}.pem"))
+        connection = http.client.HTTPSConnection("127.0.0.1", daemon.port, timeout=DEADLINE_S, context=trusting)
+        body = json.dumps({"prompt": "Hi", "max_tokens": 1})
+        connection.request(
+            "POST", "/v1/completions", body, {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        )
+        with connection.getresponse() as response:
+            found = response.status
+        connection.close()
+        return found
+
+    use("first")
+    old = key_of("old")
+    arguments = ["--host", "0.0.0.0", "--api-key-file", str(keys)]
+    arguments += ["--set", f"server.tls_cert_file={cert}", "--set", f"server.tls_key_file={secret}"]
+    with DaemonProcess(tmp_path, model, *arguments) as daemon:
+        daemon.wait_ready()
+        assert status(old, "first") == 200
+        assert status("clb_nobody-has-this-one", "first") == 401
+        new = key_of("new")
+        assert front.run(["keys", "revoke", "old", "--file", str(keys)]) == 0
+        assert status(old, "first") == 200
+        use("second")
+        daemon.signal(signal.SIGHUP)
+        daemon.wait_event("reloaded")
+        assert daemon.wait_event("keys_in_force")["count"] == 1
+        assert [status(old, "second"), status(new, "second")] == [401, 200]
+        with pytest.raises(ssl.SSLCertVerificationError):
+            status(new, "first")
+        keys.write_text("")
+        daemon.signal(signal.SIGHUP)
+        assert "holds no key" in daemon.wait_event("reload_refused")["errors"][0]
+        assert status(new, "second") == 200
+        assert old not in daemon.stderr
+        assert new not in daemon.stderr
