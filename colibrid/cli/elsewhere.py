@@ -18,6 +18,10 @@ _PREFIXES = "use --set batch.prefix_reuse=key, all or off"
 _TEMPLATE = "leave it out; the model's own template is used"
 _REASONING = "use --set model.reasoning_parser=NAME"
 _TLS = "use --set server.tls_cert_file=FILE and --set server.tls_key_file=FILE"
+_ROUNDING = (
+    "leave it out; AWQ and GPTQ checkpoints are known by their config.json, others are rounded by "
+    "--set model.precision=int8 or by `colibrid quantize`"
+)
 _ABSENT = "leave it out; there is nothing of the kind"
 _NOT_NEEDED = "leave it out; there is nothing to configure"
 
@@ -73,8 +77,8 @@ _INSTEAD = {
     "--max-logprobs": "leave it out; the limit is 20",
     "--enable-lora": _ABSENT,
     "--lora": _ABSENT,
-    "--quantization": _ABSENT,
-    "-q": _ABSENT,
+    "--quantization": _ROUNDING,
+    "-q": _ROUNDING,
     "--speculative-config": _ABSENT,
     "--model-draft": _ABSENT,
     "-md": _ABSENT,
