@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,13 +124,22 @@ def plot(path: str, found: Sequence[Verified]) -> None:
         raise ConfigError("--plot: nothing was compared; give --against, or --questions")
     figure, axes = plt.subplots(1, len(panels), figsize=(6.4 * len(panels), 4.8), squeeze=False)
     for axis, (title, unit, points) in zip(axes[0], panels, strict=True):
+        spread = max(value for _, value in points) - min(value for _, value in points)
+        labels: dict[tuple[int, int], list[tuple[Verified, float]]] = {}  # packs in nearly one place share a label
         for each, value in points:
-            size = each.bytes / (1 << 20)
-            axis.plot(size, value, "o", color="tab:blue")
-            axis.annotate(Path(each.pack).name, (size, value), textcoords="offset points", xytext=(6, 4), fontsize=8)
-        axis.set(title=title, xlabel="size, MiB", ylabel=unit)
-        if unit.startswith("KL") and all(value > 0 for _, value in points):
-            axis.set_yscale("log")
+            place = (round(8 * math.log2(each.bytes)), round(40 * value / (spread or 1.0)))
+            labels.setdefault(place, []).append((each, value))
+        for together in labels.values():
+            for each, value in together:
+                axis.plot(each.bytes / (1 << 20), value, "o", color="tab:blue")
+            names = ", ".join(Path(each.pack).name for each, _ in together)
+            last = max(together, key=lambda point: point[0].bytes)
+            where = (last[0].bytes / (1 << 20), last[1])
+            axis.annotate(names, where, textcoords="offset points", xytext=(6, -2), fontsize=7)
+        axis.set(title=title, xlabel="size, MiB", ylabel=unit, xscale="log")
+        axis.margins(x=0.25)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("{x:g}")
         axis.grid(alpha=0.3)
     figure.tight_layout()
     try:
