@@ -100,9 +100,9 @@ static uint8_t bits_at(uint64_t key, uint64_t index, uint32_t precision) {
     case CLB_INT8:
       return byte == 0x80u ? 0x81u : byte;
     case CLB_INT4:
-      return byte >> 4;
+      return (uint8_t)(byte >> 4);
     default:
-      return (byte & 0x7fu) == 0x7fu ? byte ^ 1u : byte;
+      return (byte & 0x7fu) == 0x7fu ? (uint8_t)(byte ^ 1u) : byte;
   }
 }
 
@@ -116,7 +116,8 @@ static void store_bits(uint8_t* values, const clb_section_desc* section, uint64_
       break;
     case CLB_INT4: {
       uint8_t* const pair = &values[(tile * (cols / 8u) + col / 8u) * 64u + lane * 4u + col % 4u];
-      *pair = col / 4u % 2u == 0u ? bits : (uint8_t)(*pair | (bits << 4));
+      const uint32_t both = col / 4u % 2u == 0u ? (uint32_t)bits : (uint32_t)*pair | ((uint32_t)bits << 4);
+      *pair = (uint8_t)both;
       break;
     }
     default:
