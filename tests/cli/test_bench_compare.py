@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import compare_llama_cpp as script
 import measure
+import mixed_packs
 import msgspec
 import peers
 import pytest
@@ -15,6 +16,8 @@ import random_checkpoint
 from report import EngineResult, Pair, Results, ServerResult, WrkResult, markdown
 
 from colibrid.model.checkpoint import Checkpoint
+from colibrid.model.layout import Tensor
+from colibrid.model.precision import parse_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -253,3 +256,14 @@ def test_the_page_has_the_marks() -> None:
     """The document that publishing rewrites can be rewritten."""
     text = measure.PAGE.read_text()
     assert text.index(measure.BEGIN) < text.index(measure.END)
+
+
+def test_a_mixed_pack_is_weighed_by_its_parts() -> None:
+    """16 experts, 5 in fp16, 5 in int8 and 6 in int4: the mean of the pure packs' times by these shares."""
+    times = {"fp16": 4.0, "int8": 2.0, "int4": 1.0, "mixed": 2.25}
+    found = mixed_packs.Round({(name, slots): time for name, time in times.items() for slots in mixed_packs.SLOTS})
+    assert found.ratio(1) == pytest.approx(1.0)
+    assert mixed_packs.rules("int8") == "experts=int8, dense=int8"
+    plan = parse_plan(mixed_packs.rules("mixed"))
+    chosen = [plan.format_of(Tensor("up", 0, expert, (64, 64)), "fp32") for expert in range(mixed_packs.EXPERTS)]
+    assert chosen == ["fp16"] * 5 + ["int8"] * 5 + ["int4-g64"] * 6
