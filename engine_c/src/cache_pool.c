@@ -154,7 +154,9 @@ bool clb_cache_run_has(const clb_cache* cache, uint32_t run, uint32_t tokens) {
 
 void clb_cache_forget(clb_cache* cache) {
   for (uint32_t run = 1; run <= 2u * cache->slots; ++run) {
-    cache->shared[run].stale = cache->shared[run].state == RUN_FREE ? 0u : 1u;
+    if (cache->shared[run].state != RUN_FREE) {
+      cache->shared[run].stale = 1;
+    }
   }
 }
 

@@ -10,7 +10,7 @@
 #include "cuda_internal.h"
 #include "invariant.h"
 
-static int32_t check(const clb_engine* engine, const clb_swap_desc* desc, clb_error* error) {
+static int32_t check_format(const clb_engine* engine, const clb_swap_desc* desc, clb_error* error) {
   const uint32_t precision = engine->cuda->precision;
   for (uint32_t i = 0; i < CLB_EXPERT_PARTS; ++i) {
     if (desc->sections[i].layout != CLB_LAYOUT_MMA) {
@@ -27,23 +27,23 @@ static int32_t check(const clb_engine* engine, const clb_swap_desc* desc, clb_er
   return CLB_OK;
 }
 
-static int32_t begin(clb_engine* engine) {
+static int32_t begin_copies(clb_engine* engine) {
   struct clb_cuda* const cuda = engine->cuda;
   cuda->helper = cuda->driver;
   return cuda->helper.bind(&cuda->helper);
 }
 
-static int32_t put(clb_engine* engine, const clb_swap_part* part) {
+static int32_t put_part(clb_engine* engine, const clb_swap_part* part) {
   clb_driver* const d = &engine->cuda->helper;
   return d->copy_in(d, engine->cuda->device.copy_stream, part->address + part->offset, part->data, part->bytes);
 }
 
-static int32_t wait(clb_engine* engine) {
+static int32_t wait_copies(clb_engine* engine) {
   clb_driver* const d = &engine->cuda->helper;
   return d->stream_wait(d, engine->cuda->device.copy_stream);
 }
 
-static int32_t bind(clb_engine* engine, uint32_t module, clb_error* error) {
+static int32_t bind_row(clb_engine* engine, uint32_t module, clb_error* error) {
   struct clb_cuda* const cuda = engine->cuda;
   if (module != 0u) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED,
@@ -62,7 +62,7 @@ static int32_t put_in_place(clb_engine* engine) {
                               cuda->swap_row, sizeof *cuda->swap_row);
 }
 
-static bool served(const clb_engine* engine) {
+static bool row_served(const clb_engine* engine) {
   struct clb_cuda* const cuda = engine->cuda;
   if (cuda->seen > engine->swap.switched_at) {
     return true;
@@ -71,11 +71,11 @@ static bool served(const clb_engine* engine) {
 }
 
 const clb_swap_backend clb_swap_cuda = {
-    .check = check,
-    .begin = begin,
-    .put = put,
-    .wait = wait,
-    .bind = bind,
+    .check = check_format,
+    .begin = begin_copies,
+    .put = put_part,
+    .wait = wait_copies,
+    .bind = bind_row,
     .put_in_place = put_in_place,
-    .served = served,
+    .served = row_served,
 };

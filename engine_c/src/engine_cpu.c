@@ -86,10 +86,9 @@ static int32_t take_blocks(clb_engine* engine, clb_error* error) {
   (void)clb_place_step_buffers(&engine->config, sizes, extent_address(engine, &engine->step_extent), &engine->buffers);
   (void)clb_place_slots(&engine->config, extent_address(engine, &engine->slot_extent), engine->slots);
   engine->dispatch = extent_address(engine, &engine->dispatch_extent);
-  const unsigned char* const weights_end =
-      extent_address(engine, &engine->weights_extent) + engine->weights_extent.bytes;
-  clb_swap_open(&engine->swap, (uint64_t)(uintptr_t)extent_address(engine, &engine->swap_extent), sizes->swap_block,
-                engine->config.swap_slots, (uint64_t)(uintptr_t)weights_end);
+  const uint64_t weights = (uint64_t)(uintptr_t)engine->maps[CLB_TIER_WEIGHTS].base;
+  clb_swap_open(&engine->swap, weights + engine->swap_extent.offset, sizes->swap_block, engine->config.swap_slots,
+                weights + engine->weights_extent.offset + engine->weights_extent.bytes);
   for (uint32_t i = 0; i < sizes->step_tokens; ++i) {
     engine->buffers.identity[i] = i;
   }
@@ -214,13 +213,13 @@ static int32_t swap_begin_cpu(clb_engine* engine) {
 }
 
 static int32_t swap_put_cpu(clb_engine* engine, const clb_swap_part* part) {
-  unsigned char* const target = (unsigned char*)(uintptr_t)part->address;
+  void* const target = (void*)(uintptr_t)part->address;
   const clb_section_desc* const section = part->section;
   const clb_demand demand = clb_demand_of(&engine->model, section->role, section->layer, section->expert);
   if (clb_is_repacked(section, &demand)) {
     clb_repack(section, part->offset, part->data, part->bytes, target);
   } else {
-    (void)memcpy(target + part->offset, part->data, (size_t)part->bytes);
+    (void)memcpy((unsigned char*)target + part->offset, part->data, (size_t)part->bytes);
   }
   return CLB_OK;
 }
@@ -243,7 +242,7 @@ static bool swap_served_cpu(const clb_engine* engine) {
   return true;
 }
 
-const clb_swap_backend clb_swap_cpu = {
+static const clb_swap_backend swap_cpu = {
     .check = swap_check_cpu,
     .begin = swap_begin_cpu,
     .put = swap_put_cpu,
@@ -264,6 +263,6 @@ const clb_backend clb_backend_cpu = {
     .steps = clb_steps_cpu,
     .count_experts = count_experts_cpu,
     .made_since_open = made_since_open_cpu,
-    .swap = &clb_swap_cpu,
+    .swap = &swap_cpu,
     .output_is_prompt = true,
 };

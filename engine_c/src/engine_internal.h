@@ -130,7 +130,6 @@ typedef struct clb_swap_backend {
   bool (*served)(const clb_engine* engine);
 } clb_swap_backend;
 
-extern const clb_swap_backend clb_swap_cpu;
 extern const clb_swap_backend clb_swap_cuda;
 
 /* What differs between processors. Chosen at open; everything else is the same code. */

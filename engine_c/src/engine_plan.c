@@ -260,7 +260,7 @@ int32_t clb_plan_weights_cpu(const clb_engine_config* config, clb_sizes* sizes, 
   if (status == CLB_OK) {
     sizes->swap_block = clb_largest_expert_bytes(config->model, CLB_LAYOUT_ROWS16);
     sizes->swap_bytes = clb_pool_round(config->swap_slots * sizes->swap_block, config->tier_weights.page_bytes);
-    sizes->swap_piece = sizes->swap_bytes == 0u ? 0u : CLB_LOADER_PIECE_BYTES;
+    sizes->swap_piece = sizes->swap_bytes == 0u ? UINT64_C(0) : UINT64_C(1) * CLB_LOADER_PIECE_BYTES;
   }
   return status;
 }

@@ -336,7 +336,7 @@ static int32_t check_finite(const clb_section_desc* section, const clb_file_desc
                     error);
 }
 
-clb_tensor clb_tensor_of(const clb_section_desc* section, const clb_demand* demand, const unsigned char* data) {
+clb_tensor clb_tensor_of(const clb_section_desc* section, const clb_demand* demand, const void* data) {
   clb_tensor tensor = {.data = data,
                        .precision = section->precision,
                        .layout = clb_is_repacked(section, demand) ? CLB_LAYOUT_ROWS16 : section->layout,
@@ -344,8 +344,9 @@ clb_tensor clb_tensor_of(const clb_section_desc* section, const clb_demand* dema
                        .cols = demand->cols};
   if (clb_is_quantised(section->precision)) {
     const clb_parts parts = clb_parts_of(section);
-    tensor.scales = data + parts.scales_at;
-    tensor.zeros = parts.zeros != 0u ? data + parts.zeros_at : NULL;
+    const unsigned char* const bytes = data;
+    tensor.scales = bytes + parts.scales_at;
+    tensor.zeros = parts.zeros != 0u ? bytes + parts.zeros_at : NULL;
     tensor.group_rows = section->group_rows;
     tensor.group_cols = section->group_cols;
   }

@@ -151,7 +151,7 @@ int32_t clb_section_piece_check(const clb_section_desc* section, const clb_file_
                                 uint64_t end, const unsigned char* data, clb_error* error);
 
 /* The table's row of a section that lies at `data` as it must in memory. */
-clb_tensor clb_tensor_of(const clb_section_desc* section, const clb_demand* demand, const unsigned char* data);
+clb_tensor clb_tensor_of(const clb_section_desc* section, const clb_demand* demand, const void* data);
 
 /* One expert's file against the model: what clb_sections_check demands of a whole description. */
 int32_t clb_expert_check(const clb_model_desc* model, const clb_swap_desc* desc, clb_error* error);

@@ -2,7 +2,6 @@
 #include "swap.h"
 
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "clock.h"
@@ -11,7 +10,7 @@
 
 #define PART_ALIGNMENT 256u
 #define FILE_ALIGNMENT 4096u
-#define LOOK_AGAIN_NS 200000L /* between two looks at what the loop has done */
+#define LOOK_AGAIN_US 200u /* between two looks at what the loop has done */
 
 static const uint32_t part_roles[CLB_EXPERT_PARTS] = {CLB_ROLE_GATE, CLB_ROLE_UP, CLB_ROLE_DOWN};
 
@@ -138,7 +137,7 @@ static uint64_t place_parts(staging* state) {
   return end;
 }
 
-static unsigned char* piece_memory(void* context, uint64_t offset, int32_t* status) {
+static unsigned char* staging_memory(void* context, uint64_t offset, int32_t* status) {
   const staging* const state = context;
   (void)offset;
   *status = atomic_load_explicit(&state->engine->swap.ended, memory_order_acquire) != 0u ? CLB_ERR_STATE : CLB_OK;
@@ -146,7 +145,7 @@ static unsigned char* piece_memory(void* context, uint64_t offset, int32_t* stat
 }
 
 /* A checked piece of the file: its part of each section goes to its place. */
-static int32_t take_piece(void* context, uint64_t begin, const unsigned char* data, uint64_t bytes, clb_error* error) {
+static int32_t place_piece(void* context, uint64_t begin, const unsigned char* data, uint64_t bytes, clb_error* error) {
   const staging* const state = context;
   clb_engine* const engine = state->engine;
   int32_t status = CLB_OK;
@@ -176,7 +175,7 @@ static void set_parts(staging* state) {
     const clb_section_desc* const section = &state->desc->sections[i];
     const clb_demand demand = clb_demand_of(&engine->model, section->role, section->layer, section->expert);
     const uint64_t address = engine->swap.staged.address + state->places[i];
-    engine->swap.parts[i] = clb_tensor_of(section, &demand, (const unsigned char*)(uintptr_t)address);
+    engine->swap.parts[i] = clb_tensor_of(section, &demand, (const void*)(uintptr_t)address);
   }
 }
 
@@ -184,7 +183,7 @@ static void set_parts(staging* state) {
 static int32_t stage_file(clb_engine* engine, const clb_swap_desc* desc, clb_error* error) {
   clb_swap* const swap = &engine->swap;
   staging state = {.engine = engine, .desc = desc};
-  const clb_file_sink sink = {&state, piece_memory, take_piece};
+  const clb_file_sink sink = {&state, staging_memory, place_piece};
   int32_t status = clb_expert_check(&engine->model, desc, error);
   status = status != CLB_OK ? status : engine->backend->swap->check(engine, desc, error);
   if (status != CLB_OK) {
@@ -293,12 +292,13 @@ int32_t clb_engine_swap_post(clb_engine* engine, uint64_t weights_generation) {
 
 void clb_engine_swap_cancel(clb_engine* engine) {
   uint32_t state = CLB_SWAP_STAGED;
-  if (atomic_compare_exchange_strong(&engine->swap.state, &state, CLB_SWAP_STAGING)) {
+  const bool taken = atomic_compare_exchange_strong(&engine->swap.state, &state, CLB_SWAP_STAGING);
+  if (taken) {
     give_up(&engine->swap);
   }
 }
 
-static void finish(clb_engine* engine, clb_swap_report* report) {
+static void end_swap(clb_engine* engine, clb_swap_report* report) {
   clb_swap* const swap = &engine->swap;
   if (swap->staged.bytes != 0u) {
     free_block(swap, swap->old);
@@ -312,7 +312,6 @@ static void finish(clb_engine* engine, clb_swap_report* report) {
 int32_t clb_engine_swap_wait(clb_engine* engine, uint32_t timeout_ms, clb_swap_report* report, clb_error* error) {
   clb_swap* const swap = &engine->swap;
   const uint64_t start = clb_clock_ns();
-  const struct timespec pause = {.tv_sec = 0, .tv_nsec = LOOK_AGAIN_NS};
   uint32_t state = atomic_load_explicit(&swap->state, memory_order_acquire);
   if (state < CLB_SWAP_POSTED) {
     return clb_fail(error, CLB_ERR_STATE, "no swap is under way");
@@ -321,7 +320,8 @@ int32_t clb_engine_swap_wait(clb_engine* engine, uint32_t timeout_ms, clb_swap_r
     const bool ended = atomic_load_explicit(&swap->ended, memory_order_acquire) != 0u;
     const bool late = clb_clock_ns() - start >= (uint64_t)timeout_ms * 1000000u;
     if (state == CLB_SWAP_POSTED && (ended || late)) {
-      if (atomic_compare_exchange_strong(&swap->state, &state, CLB_SWAP_STAGING)) {
+      const bool taken = atomic_compare_exchange_strong(&swap->state, &state, CLB_SWAP_STAGING);
+      if (taken) {
         give_up(swap);
         return clb_fail(error, CLB_ERR_STATE, "the expert was not replaced: %s",
                         ended ? "the engine has ended" : "no step boundary came in time; try again");
@@ -329,11 +329,11 @@ int32_t clb_engine_swap_wait(clb_engine* engine, uint32_t timeout_ms, clb_swap_r
     } else if (ended) {
       return clb_fail(error, CLB_ERR_STATE, "the engine ended while the expert was replaced");
     } else {
-      (void)nanosleep(&pause, NULL);
+      (void)usleep(LOOK_AGAIN_US);
       state = atomic_load_explicit(&swap->state, memory_order_acquire);
     }
   }
-  finish(engine, report);
+  end_swap(engine, report);
   return CLB_OK;
 }
 
