@@ -38,10 +38,24 @@ def answers(
     stop: tuple[int, ...],
     progress: Callable[[int, int], None],
 ) -> Answers:
-    """Runs until everything is answered. ModelError, ConfigError, EngineError, RequestError: as from serving."""
-    asked = [_request(prompt, max_tokens, stop) for prompt in prompts]
-    scored = [_request(text, 0, ()) for text in texts]
-    return asyncio.run(_run(settings, resolved, library, asked, scored, progress))
+    """Runs until everything is answered. Where the context is short, answers and texts are cut.
+
+    ModelError, ConfigError, EngineError: as from serving. RequestError: a prompt leaves no room for an answer.
+    """
+    work = _Work(prompts, texts, max_tokens, stop)
+    return asyncio.run(_run(settings, resolved, library, work, progress))
+
+
+class _Work(NamedTuple):
+    prompts: Sequence[Sequence[int]]
+    texts: Sequence[Sequence[int]]
+    max_tokens: int
+    stop: tuple[int, ...]
+
+    def requests(self, context: int) -> list[GenerateRequest]:
+        """Of prompts, then of texts."""
+        asked = [_request(ids, max(1, min(self.max_tokens, context - len(ids))), self.stop) for ids in self.prompts]
+        return asked + [_request(ids[:context], 0, ()) for ids in self.texts]
 
 
 def _request(ids: Sequence[int], max_tokens: int, stop: tuple[int, ...]) -> GenerateRequest:
@@ -59,8 +73,7 @@ async def _run(
     settings: Settings,
     resolved: Resolved,
     library: Library,
-    asked: Sequence[GenerateRequest],
-    scored: Sequence[GenerateRequest],
+    work: _Work,
     progress: Callable[[int, int], None],
 ) -> Answers:
     async with AsyncExitStack() as stack:
@@ -69,6 +82,7 @@ async def _run(
         stack.push_async_callback(parts.fleet.stop)
         parts.fleet.start()
         await parts.fleet.wait_ready()
+        requests = work.requests(parts.pool.info.max_seq_len)
         gate = asyncio.Semaphore(IN_FLIGHT)
         done = 0
 
@@ -77,11 +91,11 @@ async def _run(
             async with gate:
                 found = await _answer(parts.pool, request)
             done += 1
-            progress(done, len(asked) + len(scored))
+            progress(done, len(requests))
             return found
 
-        found = await asyncio.gather(*map(one, [*asked, *scored]))
-    count = len(asked)
+        found = await asyncio.gather(*map(one, requests))
+    count = len(work.prompts)
     return Answers([tokens for tokens, _ in found[:count]], [logprobs for _, logprobs in found[count:]])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from int4_checkpoints import CASES, KINDS, read_tensors, write_int4
 
 from colibrid.cli.main import run
+from colibrid.model.cache import BUNDLED_MODEL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,3 +26,18 @@ def test_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert {dtype for dtype, _, _ in read_tensors(tmp_path / "plain").values()} <= {"BF16", "F32"}
     assert run(["export", "-q", str(tmp_path / "pack"), str(tmp_path / "awq")]) == 78
     assert "exists already" in capsys.readouterr().err
+
+
+def test_an_exported_checkpoint_is_served_as_its_pack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bundled model rounded here, out as GPTQ, answers from that checkpoint what it answers from the pack."""
+    pack, gptq = str(tmp_path / "pack"), str(tmp_path / "gptq")
+    assert run(["quantize", "-q", str(BUNDLED_MODEL), pack, "--precision", "experts=int4-g32-z"]) == 0
+    assert run(["export", "-q", pack, gptq, "--format", "gptq"]) == 0
+    said = []
+    for model in (pack, gptq):
+        capsys.readouterr()
+        options = ["--chat", "--temperature", "0", "--device", "cpu", "--set", f"model.cache_dir={tmp_path / 'cache'}"]
+        assert run(["complete", model, "How many letters are in presentation?", *options]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert "letters in presentation" in said[0]
