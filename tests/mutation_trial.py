@@ -215,7 +215,7 @@ class Trial:
             # A daemon may rightly wait for the rest of a body that was announced longer than it is.
             wait = None if case.framed else LIAR_PATIENCE_S
             try:
-                status, head, body = await asyncio.wait_for(_answer(reader), wait)
+                status, head, body = await asyncio.wait_for(_answer(reader, case.data), wait)
             except TimeoutError:
                 writer.transport.abort()
                 return keep
@@ -261,7 +261,7 @@ class Trial:
         self.problems.append(f"case {number} of seed {self._seed}: {what}")
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
+async def _answer(reader: asyncio.StreamReader, asked: bytes = b"") -> tuple[int, bytes, bytes]:
     """Status, head in small letters, body. IncompleteReadError: there is none, or it is cut off."""
     while True:
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -269,6 +269,8 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
         if status >= 200:
             break
     fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
+    if asked.startswith(b"HEAD "):
+        return status, head, b""
     if b"content-length" in fields:
         return status, head, await reader.readexactly(int(fields[b"content-length"]))
     if fields.get(b"transfer-encoding") != b"chunked":

@@ -75,8 +75,13 @@ def _no_daemon() -> DaemonProcess:
 )
 async def test_answers_are_read(data: bytes, expected: tuple[int, bytes]) -> None:
     """With a length, in chunks, without a body, and after an interim answer."""
+    assert await _read(data) == expected
+    assert await _read(data, b"HEAD / HTTP/1.1") == (expected[0], b"")
+
+
+async def _read(data: bytes, asked: bytes = b"") -> tuple[int, bytes]:
     reader = asyncio.StreamReader()
     reader.feed_data(data)
     reader.feed_eof()
-    status, _, body = await _answer(reader)
-    assert (status, body) == expected
+    status, _, body = await _answer(reader, asked)
+    return status, body

@@ -140,8 +140,12 @@ class Connection(web.RequestHandler):
 
         aiohttp's own message is left out, as it holds what the client sent.
         """
-        super().handle_error(request, status, exc, message)  # logs; raises if an answer has begun already
-        response = error_response(_unread(status) if status < _BROKEN else _broken(status))
+        if isinstance(exc, UnicodeError) and "Expect" in request.headers:
+            # aiohttp writes that header's value into its refusal, and breaks where it is no UTF-8.
+            response = error_response(_refused(web.HTTPExpectationFailed()))
+        else:
+            super().handle_error(request, status, exc, message)  # logs; raises if an answer has begun already
+            response = error_response(_unread(status) if status < _BROKEN else _broken(status))
         response.headers["Server"] = "colibrid"
         response.force_close()
         return response

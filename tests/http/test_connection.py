@@ -9,6 +9,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,9 +50,13 @@ async def test_bytes_that_are_no_http(server: Server, data: bytes) -> None:
     assert b"secret" not in body
 
 
-async def test_unknown_expectations(server: Server) -> None:
-    """`Expect` with another value than 100-continue is refused within the error contract."""
-    status, headers, body = await exchange(server, b"GET /livez HTTP/1.1\r\nHost: localhost\r\nExpect: cake\r\n\r\n")
+@pytest.mark.parametrize("value", [b"cake", b"100-contin\xc3e", b"\xff"])
+async def test_unknown_expectations(server: Server, value: bytes) -> None:
+    """`Expect` with another value than 100-continue, be it no text at all, is refused within the error contract."""
+    head = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nExpect: " + value + b"\r\n\r\n"
+    with structlog.testing.capture_logs() as logs:
+        status, headers, body = await exchange(server, head)
+    assert not [line for line in logs if line["log_level"] == "error"]
     assert status.split()[1] == b"417"
     assert "100-continue" in json.loads(body)["error"]["message"]
     assert headers["Server"] == "colibrid"
