@@ -42,7 +42,7 @@ class EngineResult(msgspec.Struct, frozen=True, kw_only=True):
     floor_share: list[float]  # of our decode
     layer_us_above_floor: list[float]
     read_bandwidth: list[float]  # bytes/s
-    bytes_ratio: float | None = None  # of our weights and llama.cpp's file
+    bytes_ratio: float | None = None  # of our weights and llama.cpp's file, which may hold a tied head twice
 
 
 class ServerResult(msgspec.Struct, frozen=True, kw_only=True):
