@@ -67,7 +67,7 @@ test-valgrind: lib  ## C unit tests under valgrind memcheck, where it is install
 test-tsan: $(VENV)/.dev  ## rings, thread pool and steps under the thread sanitizer
 	test -f build-tsan/build.ninja || $(MESON) setup build-tsan -Dunit_tests=true -Dcubins=disabled -Dbuildtype=debugoptimized \
 		-Db_sanitize=thread
-	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel engine stage step_threads threads
+	CLB_TEST_SHORT=1 $(MESON) test -C build-tsan --print-errorlogs channel engine stage step_threads swap threads
 
 config: $(VENV)/.dev  ## print conf/colibrid.yaml, its schema and its reference anew, after a change of config/settings.py
 	$(BIN)/python -m colibrid.config.documents .

@@ -255,3 +255,42 @@ async def test_what_is_wrong_is_refused(
         assert refused.value.param == param
         assert pool.swaps.versions == ()
         assert (await pool.swaps.replace(LAYER, EXPERT, str(folder / "new.bin"), None)).free_slots == 1
+
+
+async def test_two_engines_switch_together(library: Library, bundled_pack: Pack, folder: Path) -> None:
+    """Whichever engine serves a request, its text is that of the experts that all have; one that died comes back so."""
+    settings = {
+        "engine": {"replicas": 2},
+        "batch": {"slots": 2},
+        "model": {"max_seq_len": MAX_SEQ_LEN},
+        "experts": {"swap_slots": 1, "swap_folders": [str(folder)]},
+        "memory": {"gpu_fraction": 0.5},
+    }
+    request = request_of(5)
+
+    async def of_each(pool: EnginePool) -> list[tuple[list[int], int]]:
+        found = []
+        for lane in pool.lanes:
+            async with lane.scheduler.submit(request) as generation:
+                tokens = [record.token async for records in generation for record in records]
+            assert generation.result is not None
+            found.append((tokens, generation.result.experts.weights_generation))
+        return found
+
+    async with serving(library, bundled_pack, **settings) as live:
+        pool, supervisors = live.scheduler, live.fleet.supervisors
+        assert pool.swaps is not None
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(one.wait_ready() for one in supervisors))
+        old = await of_each(pool)
+        assert old[0] == old[1]
+        await pool.swaps.replace(LAYER, EXPERT, str(folder / "new.bin"), None)
+        new = await of_each(pool)
+        assert new[0] == new[1] == (new[0][0], 1)
+        assert new[0][0] != old[0][0]
+        supervisors[1].end("a test")
+        async with asyncio.timeout(60):
+            await supervisors[1].wait_ready()
+        assert await of_each(pool) == new
+        await pool.swaps.replace(LAYER, EXPERT, str(folder / "old.bin"), None)
+        assert [tokens for tokens, _ in await of_each(pool)] == [tokens for tokens, _ in old]

@@ -17,7 +17,7 @@ import pytest
 from descriptors import open_descriptors
 
 from colibrid.config.settings import BatchSettings, EngineSettings, Settings
-from colibrid.engine import abi
+from colibrid.engine import abi, control
 from colibrid.engine.channel import Command, SlotRequest
 from colibrid.engine.spec import EngineSpec, make_spec
 from colibrid.engine.supervisor import CRASH_LOOP_ENGINES, EngineSession, Supervisor
@@ -328,3 +328,41 @@ async def test_stop_kills_an_engine_that_does_not_listen(make: Make) -> None:
     os.kill(pid_of(supervisor), signal.SIGSTOP)
     await asyncio.wait_for(supervisor.stop(grace_s=0.2), DEADLINE_S)
     assert supervisor.readiness.phase == "stopped"
+
+
+async def test_questions_end_with_the_engine(make: Make) -> None:
+    """A question that a dead or stopped engine has not answered is an error, and none is kept."""
+    supervisor, _ = make()
+    await supervisor.wait_ready()
+    answer = await supervisor.ask(control.Cancel(id=7))
+    assert answer == control.Staged(id=7)
+    os.kill(pid_of(supervisor), signal.SIGSTOP)
+    asking = asyncio.create_task(supervisor.ask(control.Cancel(id=8)))
+    await asyncio.sleep(0)
+    os.kill(pid_of(supervisor), signal.SIGKILL)
+    with pytest.raises(EngineError, match="SIGKILL"):
+        async with asyncio.timeout(DEADLINE_S):
+            await asking
+    await supervisor.stop()
+    with pytest.raises(EngineError, match="no engine"):
+        await supervisor.ask(control.Cancel(id=9))
+    assert supervisor._questions == {}
+
+
+async def test_a_new_engine_is_prepared_before_anybody_hears_of_it(make: Make) -> None:
+    """Its users see it when the preparation is over; one that cannot be prepared is replaced."""
+    supervisor, listener = make()
+    seen: list[str] = []
+
+    async def prepare(engine: Supervisor) -> None:
+        seen.append(engine.readiness.phase)
+        assert listener.told == []
+        if len(seen) == 1:
+            raise EngineError("it lacks an expert")
+
+    supervisor.prepare_with(prepare)
+    await supervisor.wait_ready()
+    assert listener.told == ["ready"]
+    assert len(seen) == 2
+    assert "ready" not in seen
+    assert supervisor.readiness.restarts == 1
