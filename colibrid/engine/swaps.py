@@ -101,6 +101,7 @@ class ExpertSwaps:
         self._recorded: dict[tuple[int, int], _Recorded] = {}
         self._generation = 0
         self._id = 0
+        self._running: set[asyncio.Task[Outcome]] = set()
         self._changed: Callable[[str], None] = lambda _digest: None
         self._log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
@@ -126,12 +127,22 @@ class ExpertSwaps:
         """Put the expert of a file in the place of another one, or have another kernel (BEST: the package's) compute it.
 
         RequestError says what is wrong with what was asked for; OverloadedError: no engine is ready. Nothing has changed
-        then. EngineFaultError: an engine failed meanwhile.
+        then. EngineFaultError: an engine failed meanwhile. A caller that is cancelled does not stop what has begun.
         """
         self._check_place(layer, expert)
         if path is None and module is None:
             raise RequestError("Neither file nor module is given; send one of them.", param="file")
-        module = None if module == BEST else module
+        task = asyncio.create_task(self._replace(layer, expert, path, None if module == BEST else module))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Outcome]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # is its caller's, who may be gone
+
+    async def _replace(self, layer: int, expert: int, path: str | None, module: str | None) -> Outcome:
         started = time.monotonic()
         async with self._lock:
             source = None if path is None else await self._open(path)

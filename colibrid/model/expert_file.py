@@ -65,6 +65,9 @@ def open_expert(path: str, folders: Sequence[str], checksum: Callable[[bytes], i
     try:
         described = _described(opened)
         file = _checked(opened.file, described, checksum)
+    except OSError as error:
+        opened.close()
+        raise _wrong(f"it cannot be read ({error.strerror})") from None
     except BaseException:
         opened.close()
         raise

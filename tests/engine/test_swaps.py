@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from typing import TYPE_CHECKING
@@ -32,9 +33,12 @@ class ScriptedEngine:
         self.dies: type[control.Question] | None = None
         self.status = abi.Status.FULL
         self.ended: str | None = None
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def ask(self, message: control.Question, fds: Sequence[int] = ()) -> control.Answer:
         self.asked.append(message)
+        await self.may_answer.wait()
         if isinstance(message, control.Stage):
             assert len(fds) == (message.file is not None)
             assert all(os.fstat(fd) for fd in fds)
@@ -162,3 +166,20 @@ async def test_an_engine_that_comes_later(
     named.unlink()
     with pytest.raises(EngineError, match="layer 0 expert 1, which was replaced, cannot be replaced again"):
         await swaps.bring_up(ScriptedEngine())
+
+
+async def test_a_caller_that_leaves_stops_nothing(swaps: ExpertSwaps, engines: list[ScriptedEngine], file: str) -> None:
+    """What has begun is completed in all engines, and the next swap finds them free."""
+    for engine in engines:
+        engine.may_answer.clear()
+    leaving = asyncio.create_task(swaps.replace(0, 0, file, None))
+    while not all(engine.asked for engine in engines):  # noqa: ASYNC110 - the file is read in a thread
+        await asyncio.sleep(0.001)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    for engine in engines:
+        engine.may_answer.set()
+    await swaps.replace(0, 0, file, None)
+    assert [engine.kinds for engine in engines] == [["Stage", "Commit"] * 2] * 2
+    assert [version.version for version in swaps.versions] == [2]
