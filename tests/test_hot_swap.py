@@ -6,21 +6,23 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from in_process import InProcessEngine
+from in_process import InProcessEngine, crc32c
 from live_server import serving
 from replay import replay
 
+import colibrid
 from colibrid.batch.request import ExpertUsage, GenerateRequest, Sampling
 from colibrid.errors import RequestError
+from colibrid.model.convert import convert
 from colibrid.model.pack import open_pack
+from colibrid.model.precision import parse_plan
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from colibrid.batch.pool import EnginePool
     from colibrid.engine.channel import Event
     from colibrid.engine.library import Library
@@ -294,3 +296,26 @@ async def test_two_engines_switch_together(library: Library, bundled_pack: Pack,
         assert await of_each(pool) == new
         await pool.swaps.replace(LAYER, EXPERT, str(folder / "old.bin"), None)
         assert [tokens for tokens, _ in await of_each(pool)] == [tokens for tokens, _ in old]
+
+
+@pytest.mark.parametrize("form", ["int8", "int4-g32", "int4-g32-z", "fp8", "fp16"])
+def test_any_format_takes_the_place_on_the_cpu(form: str, bundled_pack: Pack, tmp_path: Path) -> None:
+    """An expert of another format, in a pack whose others stay as they are, computes as in a pack that holds it from the
+    start; the large swap slot comes back when a large expert is put in place of a small one."""
+    source = Path(colibrid.__file__).parent / "models" / "hummingbird-13m"
+    mixed = tmp_path / "mixed.colibri"
+    convert(source, mixed, crc32c=crc32c, plan=parse_plan(f"expert {LAYER}:{EXPERT}={form}"))
+    name = bundled_pack.manifest.layers[LAYER].expert_files[EXPERT]
+    request = request_of(3)
+    options = {"slots": 1, "max_seq_len": MAX_SEQ_LEN}
+    usage = ExpertUsage(2, 0, 0, 0)
+    with InProcessEngine(mixed, **options) as engine:
+        expected = solo(engine, request, usage)
+    with InProcessEngine(bundled_pack.path, swap_slots=1, **options) as engine:
+        plain = solo(engine, request, usage)
+        for _ in range(2):
+            engine.replace(LAYER, EXPERT, mixed / name)
+            assert solo(engine, request, usage) == expected
+            engine.replace(LAYER, EXPERT, bundled_pack.path / name)
+            assert solo(engine, request, usage) == plain
+        assert engine.stats().allocations_after_open == 0
