@@ -677,7 +677,7 @@ typedef struct clb_module {
   uint32_t precision;         /* clb_precision */
   uint32_t layout;            /* clb_layout: rows16 */
   uint32_t rank;              /* of several that fit, the highest supported one is taken; generic = 0 */
-  uint32_t reads_codes;       /* 1: linear and gate_up read `codes`, else `input` */
+  uint32_t reads_codes;       /* 1: linear and gate_up read `codes` (INT8 and INT4 only), else `input` */
   int32_t (*supported)(void); /* 1 if this machine can run it */
   void (*linear)(const clb_linear_args* args);
   void (*gate_up)(const clb_gated_linear_args* args);

@@ -105,8 +105,7 @@ static void* carve(carver* at, uint64_t count, uint64_t element_bytes) {
 static bool reads_codes(const clb_model_desc* model) {
   bool found = false;
   for (uint32_t i = 0; i < model->section_count && !found; ++i) {
-    const uint32_t precision = model->section_table[i].precision;
-    found = precision == CLB_INT8 || precision == CLB_INT4;
+    found = clb_wants_codes(model->section_table[i].precision);
   }
   return found;
 }

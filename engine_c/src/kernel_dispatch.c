@@ -45,6 +45,9 @@ static int32_t load_module(clb_kernels* kernels, const clb_module_ref* ref, clb_
   if (module->linear == NULL || module->gate_up == NULL || module->row == NULL || module->supported == NULL) {
     return fail(error, ref->name, "has an incomplete table of kernels");
   }
+  if (module->reads_codes > 1u || (module->reads_codes == 1u && !clb_wants_codes(module->precision))) {
+    return fail(error, ref->name, "reads codes, which are made for int8 and int4 only");
+  }
   if (module->supported() == 1) {
     kernels->modules[index] = module;
   }

@@ -42,6 +42,9 @@ const char* clb_place_text(clb_place place, char text[CLB_PLACE_BYTES]);
 
 static inline bool clb_is_quantised(uint32_t precision) { return precision >= CLB_INT8; }
 
+/* Precisions whose kernels may read their inputs as codes; the buffers for these are there iff a model has one. */
+static inline bool clb_wants_codes(uint32_t precision) { return precision == CLB_INT8 || precision == CLB_INT4; }
+
 /* Of a number that is not quantised. */
 static inline uint64_t clb_element_bytes(uint32_t precision) { return precision == CLB_FP32 ? 4u : 2u; }
 

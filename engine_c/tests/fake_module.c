@@ -2,6 +2,7 @@
  * fake_module.c: kernel modules that a test may plant. Compiled once per kind with -DFAKE_KIND=:
  *   1 of rank 5, runs everywhere      2 of rank 9, runs nowhere
  *   3 of another ABI version          4 without gate_up      5 without the entry symbol
+ *   6 that reads codes
  * All claim bf16, rows16.
  */
 #include "colibri.h"
@@ -26,6 +27,7 @@ static const clb_module fake = {
     .precision = CLB_BF16,
     .layout = CLB_LAYOUT_ROWS16,
     .rank = FAKE_KIND == 2 ? 9 : 5,
+    .reads_codes = FAKE_KIND == 6 ? 1 : 0,
     .supported = supported,
     .linear = linear,
     .gate_up = FAKE_KIND == 4 ? NULL : gate_up,

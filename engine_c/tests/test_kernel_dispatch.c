@@ -3,7 +3,18 @@
 
 #include "test.h"
 
-enum { GENERIC_FP32, GENERIC_BF16, RANK_5, RANK_9_UNSUPPORTED, OTHER_ABI, INCOMPLETE, NO_ENTRY, NO_FILE, MODULES };
+enum {
+  GENERIC_FP32,
+  GENERIC_BF16,
+  RANK_5,
+  RANK_9_UNSUPPORTED,
+  OTHER_ABI,
+  INCOMPLETE,
+  NO_ENTRY,
+  CODES,
+  NO_FILE,
+  MODULES
+};
 
 static clb_module_ref refs[MODULES];
 static char paths[MODULES][512];
@@ -17,7 +28,7 @@ static float data[16];
 static void set_up(void) {
   static const char* const names[MODULES] = {"clb_cpu_generic_fp32", "clb_cpu_generic_bf16", "fake_module_1",
                                              "fake_module_2",        "fake_module_3",        "fake_module_4",
-                                             "fake_module_5",        "fake_module_missing"};
+                                             "fake_module_5",        "fake_module_6",        "fake_module_missing"};
   const char* const folder = getenv("CLB_MODULE_DIR");
   const char* const fakes = getenv("CLB_FAKE_DIR");
   for (uint32_t i = 0; i < MODULES; ++i) {
@@ -103,6 +114,7 @@ static void broken_modules_are_refused(void) {
     const char* text;
   } cases[] = {{OTHER_ABI, "another version"},
                {INCOMPLETE, "incomplete"},
+               {CODES, "reads codes, which are made for int8 and int4 only"},
                {NO_ENTRY, CLB_MODULE_ENTRY},
                {NO_FILE, "cannot be loaded"}};
   clb_kernels kernels;
