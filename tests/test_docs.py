@@ -51,5 +51,5 @@ def test_page_for_newcomers_names_what_exists() -> None:
     assert {name for name in settings if "." in name and name.partition(".")[0] in sections} <= set(keys())
     options = {name.split()[0] for name in named if name.startswith("--") and not name.startswith("--set")}
     assert options <= {option for parameter in serve.params for option in parameter.opts}
-    routes = {route.path for route in ROUTES} | {"/docs", "/openapi.json", "/metrics", "/infill"}
+    routes = {route.path for route in ROUTES} | {"/docs", "/openapi.json", "/metrics", "/ui", "/infill"}
     assert {name for name in named if name.startswith("/")} <= routes

@@ -132,6 +132,10 @@ class ServerSettings(Section, frozen=True, kw_only=True):
             "next one, about 60 times a second: it halves the daemon's work; 0: each token as it comes"
         ),
     ] = 16.0
+    ui: Annotated[
+        bool,
+        Live("the page /ui; it holds no data, and asks for a key of scopes inference and metrics where keys are set"),
+    ] = True
     strict: Annotated[
         bool, Live("true: request fields unknown to the API are 400; false: listed in a response header")
     ] = False

@@ -293,3 +293,49 @@ class Error(msgspec.Struct, kw_only=True):
     """Answer to a request that was refused or failed, and last event of a stream that failed."""
 
     error: ErrorDetail
+
+
+class LayerWork(msgspec.Struct, kw_only=True):
+    """What the experts of one layer have done since the daemon was started."""
+
+    layer: Count
+    assignments: Annotated[list[Count], Meta(description="of each expert: tokens that it was given")]
+    imbalance: Annotated[float, Meta(description="the most loaded expert against the mean; 1: all alike")]
+    unused: Annotated[Count, Meta(description="experts that were given nothing")]
+
+
+class SlotState(msgspec.Struct, kw_only=True):
+    """One slot; what a free one does not have is null."""
+
+    slot: Count
+    state: Literal["free", "reserved", "opening", "running", "closing"]
+    waiting: Annotated[bool, Meta(description="for KV memory")]
+    request_id: Annotated[str | None, Meta(description="null here; the admin socket tells it")]
+    choice: Count | None
+    priority: int | None
+    prompt_tokens: Count | None
+    cached_tokens: Annotated[Count | None, Meta(description="of the prompt, computed for an earlier request")]
+    output_tokens: Annotated[Count | None, Meta(description="so far")]
+    max_tokens: Count | None
+    age_s: Annotated[float | None, Meta(description="since the request was submitted")]
+
+
+class EngineSlots(msgspec.Struct, kw_only=True):
+    """One engine's slots."""
+
+    engine: Count
+    phase: str
+    running: Count
+    queued: Count
+    slots: list[SlotState]
+
+
+class UiState(msgspec.Struct, kw_only=True):
+    """What the page /ui shows, asked for once a second."""
+
+    model: str
+    device: str
+    prompt_tokens: Annotated[Count, Meta(description="of complete prompts, since the daemon was started")]
+    output_tokens: Annotated[Count, Meta(description="generated since the daemon was started")]
+    engines: list[EngineSlots]
+    load: list[LayerWork]

@@ -17,6 +17,7 @@ from colibrid.http.answers import (
     ModelList,
     Ready,
     Tokenized,
+    UiState,
     Version,
 )
 from colibrid.http.chat import chat_completions
@@ -40,6 +41,7 @@ from colibrid.http.types import (
     Refused,
     TokenizeBody,
 )
+from colibrid.http.ui import ui_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -147,6 +149,14 @@ ROUTES = (
         summary="The served model, by its id or an alias",
     ),
     Route(method="GET", path="/version", handler=version, answer=Version, summary="The server's version"),
+    Route(
+        method="GET",
+        path="/ui/state",
+        handler=ui_state,
+        answer=UiState,
+        summary="What the page /ui shows of slots and experts",
+        scope="metrics",
+    ),
     Route(
         method="GET",
         path="/livez",

@@ -20,6 +20,7 @@ from colibrid.http.routes import ROUTES
 from colibrid.http.runner import run_application
 from colibrid.http.sending import ReaderLeftError, connection_of
 from colibrid.http.state import STATE, AppState
+from colibrid.http.ui import UI_PATHS, add_ui
 
 if TYPE_CHECKING:
     import socket
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 _SCOPES: dict[str, Scope | None] = {route.path: route.scope for route in ROUTES if "{" not in route.path} | {
     "/docs": None,  # without a key
     "/metrics": "metrics",
+    **dict.fromkeys(UI_PATHS),
 }
 _QUEUES = frozenset(route.path for route in ROUTES if route.queues)
-_QUIET_PATHS = frozenset(
-    {"/livez", "/readyz", "/health", "/metrics"}
-)  # asked every second by somebody: logged when debugging
+# Asked every second by somebody: logged when debugging.
+_QUIET_PATHS = frozenset({"/livez", "/readyz", "/health", "/metrics", "/ui/state"})
 _CHAT = "use POST /v1/chat/completions"
 _EMBEDDINGS = "use POST /v1/embeddings"
 _STATE = "GET /readyz says what the engine does"
@@ -82,6 +83,7 @@ def create_app(state: AppState) -> web.Application:
         add = app.router.add_get if route.method == "GET" else app.router.add_post  # GET answers HEAD, too
         add(route.pattern, route.handler)
     add_manual(app, ROUTES)
+    add_ui(app)
     app.router.add_get("/metrics", metrics)
     state.served.count_routes(resource.canonical for resource in app.router.resources())
     return app
