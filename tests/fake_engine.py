@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from colibrid.engine import abi
-from colibrid.engine.channel import Command, Event, SlotRecord, SlotRequest, SlotUsage
+from colibrid.engine.channel import Command, Event, SlotRecord, SlotRequest, SlotUsage, pack_record
 from colibrid.engine.spec import run_tokens
 from colibrid.engine.state import MemoryPlan, Readiness
 
@@ -109,9 +109,9 @@ class FakeChannel:
         found, self.events = self.events, []
         return found
 
-    def record(self, slot: int, index: int) -> SlotRecord:
+    def raw_record(self, slot: int, index: int) -> bytes:
         assert index >= self.slots[slot].tail, "a record is read after it was given back"
-        return SlotRecord(0, -0.5 * index, ((index, -0.5 * index), (index + 1, -9.0)))
+        return pack_record(SlotRecord(0, -0.5 * index, ((index, -0.5 * index), (index + 1, -9.0))))
 
     def prompt_reader(self, slot: int, count: int) -> Callable[[], list[SlotRecord]]:
         request = self.slots[slot].request

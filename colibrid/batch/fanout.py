@@ -134,7 +134,7 @@ class FanOut:
             if wanted is None:
                 generation.add(TokenRecord(event.token))
             else:
-                generation.add(token_record(event.token, channel.record(slot.index, event.record), wanted))
+                generation.add_raw(event.token, channel.raw_record(slot.index, event.record))
         if event.flags:
             self._on_end(channel, slot, generation, event)
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
+from colibrid.batch.translate import token_record
+from colibrid.engine.channel import read_record
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from types import TracebackType
@@ -85,6 +88,7 @@ class LiveGeneration:
         self._pace_s = 0.0
         self._owner = owner
         self._arrived: list[TokenRecord] = []
+        self._raw: list[tuple[int, bytes]] = []  # where log-probabilities are asked for: kept small until they are read
         self._error: RequestError | None = None
         self._ended = False
         self._iterated = False
@@ -110,6 +114,11 @@ class LiveGeneration:
         """A record has arrived; the consumer sees it after wake()."""
         self._arrived.append(record)
         self.tokens.append(record.token)
+
+    def add_raw(self, token: int, raw: bytes) -> None:
+        """As add, of a record with log-probabilities that is not read yet."""
+        self._raw.append((token, raw))
+        self.tokens.append(token)
 
     def finish(self, result: GenerateResult) -> None:
         """It ended normally."""
@@ -178,8 +187,8 @@ class LiveGeneration:
     async def _batches(self) -> AsyncIterator[list[TokenRecord]]:
         try:
             while True:
-                if self._arrived:
-                    batch, self._arrived = self._arrived, []
+                if self._arrived or self._raw:
+                    batch = self._take()
                     self.consumed = self.received
                     self._owner.consumed(self)
                     yield batch
@@ -192,6 +201,16 @@ class LiveGeneration:
                     await self._waiter
         finally:
             self.cancel()
+
+    def _take(self) -> list[TokenRecord]:
+        """All that has arrived; a request has records of one kind only."""
+        if self._arrived:
+            batch, self._arrived = self._arrived, []
+            return batch
+        wanted = self.request.logprobs
+        assert wanted is not None, "raw records have log-probabilities"
+        raw, self._raw = self._raw, []
+        return [token_record(token, read_record(data), wanted) for token, data in raw]
 
     async def __aenter__(self) -> Self:
         return self

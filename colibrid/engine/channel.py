@@ -26,7 +26,7 @@ from colibrid.errors import EngineError
 if TYPE_CHECKING:
     from colibrid.engine.library import Library
 
-RESULT_RECORDS = 256  # unread records of one slot before it sits out; 176 bytes each
+RESULT_RECORDS = 128  # unread records of one slot before it sits out; 176 bytes each
 _POP_EVENTS = 512
 _EVENT = struct.Struct("<IIQQIiIi")
 _RECORD = struct.Struct(f"<IifI{abi.MAX_TOP_LOGPROBS}i{abi.MAX_TOP_LOGPROBS}f")
@@ -255,10 +255,13 @@ class DaemonChannel:
 
     def record(self, slot: int, index: int) -> SlotRecord:
         """Record `index` (counted from the slot's open) of the slot's ring; announced by an event and not advanced over."""
+        return read_record(self.raw_record(slot, index))
+
+    def raw_record(self, slot: int, index: int) -> bytes:
+        """As record, but a copy for `read_record`: it takes a tenth of the memory of its values."""
         place = index % self.shape.result_records
         offset = self._result_offset(slot) + self.layout.result_records + place * _RECORD.size
-        values = _RECORD.unpack_from(self._map.bytes, offset)
-        return SlotRecord(values[1], values[2], _top_list(values[3], values[4:]))
+        return self._map.bytes[offset : offset + _RECORD.size]
 
     def prompt_records(self, slot: int, count: int) -> list[SlotRecord]:
         """The first `count` prompt records, complete once the first token or the end was announced."""
@@ -372,6 +375,19 @@ def _request_head(request: SlotRequest) -> abi.Request:
         prefix_tokens=request.prefix_tokens,
         publish_run=request.publish_run,
     )
+
+
+def read_record(raw: bytes) -> SlotRecord:
+    """The values of DaemonChannel.raw_record."""
+    values = _RECORD.unpack(raw)
+    return SlotRecord(values[1], values[2], _top_list(values[3], values[4:]))
+
+
+def pack_record(record: SlotRecord) -> bytes:
+    """What `read_record` reads, as the engine writes it."""
+    room = [0] * (abi.MAX_TOP_LOGPROBS - len(record.top))
+    ids, logprobs = [token for token, _ in record.top], [value for _, value in record.top]
+    return _RECORD.pack(0, record.token, record.logprob, len(record.top), *ids, *room, *logprobs, *room)
 
 
 def _top_list(count: int, values: Sequence[float]) -> tuple[tuple[int, float], ...]:

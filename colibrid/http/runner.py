@@ -72,8 +72,9 @@ async def _listen(
 
     if listening.family == socket.AF_UNIX:
         return await loop.create_unix_server(connect, sock=listening, backlog=_BACKLOG)
-    # The kernel cuts a client off that takes nothing for so long, whatever we wait for; connections inherit it.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(WRITE_TIMEOUT_S * 1000))
+    # The kernel cuts a client off that takes nothing of what is already its own, which we do not see; connections
+    # inherit it. Later than we do, so that a slow reader of ours is cut, and logged, by us.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(2 * WRITE_TIMEOUT_S * 1000))
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     secured: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": _HANDSHAKE_S}
     return await loop.create_server(connect, sock=listening, backlog=_BACKLOG, **secured)
