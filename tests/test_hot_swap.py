@@ -4,6 +4,7 @@ positions were computed with."""
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import shutil
 from pathlib import Path
@@ -98,6 +99,11 @@ def solo(engine: InProcessEngine, request: GenerateRequest, usage: ExpertUsage) 
     return replay(engine, request, msgspec.structs.replace(usage, weights_generation=0, switches=()), lambda *_: [])
 
 
+def descriptors(engine_pid: int | None) -> tuple[int, int]:
+    """Open ones of this process and of the engine's."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{engine_pid}/fd"))
+
+
 async def test_a_hundred_swaps_under_32_streams(
     library: Library, bundled_pack: Pack, new_pack: Pack, folder: Path
 ) -> None:
@@ -114,13 +120,15 @@ async def test_a_hundred_swaps_under_32_streams(
         pool = live.scheduler
         assert pool.swaps is not None
         fingerprint = pool.info.fingerprint
+        await pool.swaps.replace(LAYER, EXPERT, str(folder / "old.bin"), None)  # threads and files of the first time
+        held = descriptors(live.fleet.supervisors[0].engine_pid)
         loads = [asyncio.create_task(load(pool, over, 1000 + stream)) for stream in range(STREAMS)]
         streams = 0
         for swap in range(SWAPS):
             outcome = await pool.swaps.replace(
                 LAYER, EXPERT, str(folder / ("old.bin" if swap % 2 else "new.bin")), None
             )
-            assert outcome.version.weights_generation == swap + 1
+            assert outcome.version.weights_generation == swap + 2
             assert outcome.free_slots == 1
             assert (pool.info.fingerprint == fingerprint) == (swap % 2 == 1)
             streams += outcome.streams
@@ -133,12 +141,13 @@ async def test_a_hundred_swaps_under_32_streams(
         assert session is not None
         counters = session.channel.stats()[1]
         assert (counters.allocations_after_open, counters.requests_failed) == (0, 0)
-        assert counters.weights_generation == SWAPS
+        assert counters.weights_generation == SWAPS + 1
+        assert descriptors(live.fleet.supervisors[0].engine_pid) == held
         assert pool.counts.failed == 0
         live.fleet.check()
     across = [one for one in served if one.usage.switches]
-    before = [one for one in served if not one.usage.switches and one.usage.weights_generation % 2 == 0]
-    after = [one for one in served if not one.usage.switches and one.usage.weights_generation % 2 == 1]
+    before = [one for one in served if not one.usage.switches and one.usage.weights_generation % 2 == 1]
+    after = [one for one in served if not one.usage.switches and one.usage.weights_generation % 2 == 0]
     assert streams >= len(across) > STREAMS
     verify(bundled_pack, new_pack, folder, across, before, after)
 
@@ -151,14 +160,14 @@ def verify(old: Pack, new: Pack, folder: Path, across: list[Served], before: lis
     with InProcessEngine(new.path, **options) as engine:
         for one in after[:40]:
             assert solo(engine, one.request, one.usage) == one.tokens
-    now = 0
+    is_new = False
 
     def bring(engine: InProcessEngine, generation: int) -> list[Event]:
-        nonlocal now
-        if generation % 2 == now:
+        nonlocal is_new
+        if (generation % 2 == 0) == is_new:
             return []
-        now = generation % 2
-        return engine.replace(LAYER, EXPERT, folder / ("new.bin" if now else "old.bin"), turns=1)
+        is_new = not is_new
+        return engine.replace(LAYER, EXPERT, folder / ("new.bin" if is_new else "old.bin"), turns=1)
 
     with InProcessEngine(old.path, swap_slots=1, **options) as engine:
         for one in sorted(across, key=lambda one: -len(one.usage.switches))[:60]:
