@@ -76,11 +76,11 @@
 #define CLB_LINEAR_QUANT_BLOCKS 1u
 #define CLB_LINEAR_QUANT_STAGES 8u
 #define CLB_GATE_UP_MIXED_8_BLOCKS 2u
-#define CLB_GATE_UP_MIXED_8_STAGES 6u
-#define CLB_GATE_UP_MIXED_BLOCKS 2u
-#define CLB_GATE_UP_MIXED_STAGES 4u
+#define CLB_GATE_UP_MIXED_8_STAGES 4u
+#define CLB_GATE_UP_MIXED_BLOCKS 1u
+#define CLB_GATE_UP_MIXED_STAGES 8u
 #define CLB_DOWN_MIXED_8_BLOCKS 2u
-#define CLB_DOWN_MIXED_8_STAGES 6u
+#define CLB_DOWN_MIXED_8_STAGES 4u
 #define CLB_DOWN_MIXED_BLOCKS 2u
 #define CLB_DOWN_MIXED_STAGES 4u
 #define CLB_FLASH_THREADS 256u
@@ -419,10 +419,11 @@ CLB_SIZE_ASSERT(clb_capacity_args, 96);
 
 /* ------------------------------------------------------------------- experts */
 
-/* clb_expert_gate_up_{bf16,fp16}: at most 64 rows; clb_expert_gate_up_8_{bf16,fp16}: at most 8. Routed experts and the
-   shared expert (or the FFN of a dense layer: experts 0) in one launch: activation[t * K + r] = split rows of silu(gate
-   x) * (up x) with x = norm(t) * input[t], of the expert in rank r of token t; shared_activation[t] likewise. Grid:
-   blocks wanted, each taking row tiles of experts in use. */
+/* clb_expert_gate_up_{bf16,fp16}: at most 64 rows; clb_expert_gate_up_8_{bf16,fp16}: at most 8;
+   clb_expert_gate_up_mixed and clb_expert_gate_up_mixed_8 the same of experts each in its own format. Routed experts
+   and the shared expert (or the FFN of a dense layer: experts 0) in one launch: activation[t * K + r] = split rows of
+   silu(gate x) * (up x) with x = norm(t) * input[t], of the expert in rank r of token t; shared_activation[t] likewise.
+   Grid: blocks wanted, each taking row tiles of experts in use. */
 typedef struct clb_expert_gate_up_args {
   CLB_DEVICE_PTR(const clb_expert_weights) experts; /* (E) */
   CLB_DEVICE_PTR(const clb_expert_weights) shared;  /* (1) or NULL */
@@ -438,10 +439,13 @@ typedef struct clb_expert_gate_up_args {
   uint32_t width;        /* a multiple of 16 */
   uint32_t shared_width; /* a multiple of 16; 0: none */
   float epsilon;
+  uint32_t meta; /* of _mixed: CLB_FORMAT_META of any expert at most */
+  uint32_t reserved;
 } clb_expert_gate_up_args;
-CLB_SIZE_ASSERT(clb_expert_gate_up_args, 88);
+CLB_SIZE_ASSERT(clb_expert_gate_up_args, 96);
 
-/* clb_expert_down_{bf16,fp16} and clb_expert_down_8_{bf16,fp16}: after clb_expert_gate_up:
+/* clb_expert_down_{bf16,fp16}, clb_expert_down_8_{bf16,fp16}, clb_expert_down_mixed and clb_expert_down_mixed_8: after
+   clb_expert_gate_up:
      x = residual + sum over ranks, in order, of weights[t][r] * down(activation)
                   + sum over parts, in order, of shared_scale[t] * down(shared activation),
    which goes where clb_linear with residual puts it. The columns of the shared expert are taken in shared_parts parts,
@@ -468,13 +472,15 @@ typedef struct clb_expert_down_args {
   uint32_t width;
   uint32_t shared_width;
   uint32_t shared_parts; /* 0: no shared expert */
+  uint32_t meta;         /* as above */
+  uint32_t reserved;
 } clb_expert_down_args;
-CLB_SIZE_ASSERT(clb_expert_down_args, 136);
+CLB_SIZE_ASSERT(clb_expert_down_args, 144);
 
-/* clb_expert_gate_up_many_{bf16,fp16}: any number of tokens, by bucket: row i of activation belongs to assignment i.
-   clb_expert_down_many_{bf16,fp16}: partial[places[i]] = down(activation[i]), unweighted. With offsets NULL one expert
-   (experts[0]) over all T rows, tokens and places being the identity: shared expert or dense FFN. Grid: blocks wanted,
-   each taking (expert, row tile, token tile) in turn. */
+/* clb_expert_gate_up_many_{bf16,fp16,int8,int4,fp8}: any number of tokens, by bucket: row i of activation belongs to
+   assignment i. clb_expert_down_many_{the same}: partial[places[i]] = down(activation[i]), unweighted. With offsets
+   NULL one expert (experts[0]) over all T rows, tokens and places being the identity: shared expert or dense FFN. Grid:
+   blocks wanted, each taking (expert, row tile, token tile) in turn, of the experts with weights of its own kind. */
 typedef struct clb_expert_many_args {
   CLB_DEVICE_PTR(const clb_expert_weights) experts;
   CLB_DEVICE_PTR(const uint32_t) offsets;   /* (E + 1) or NULL */

@@ -17,20 +17,20 @@
 #include "few.cuh"
 #include "formats.cuh"
 
+#define CLB_MIXED_STEPS 2u /* steps of 8 rows that the expert kernels hold at once */
+
 /* --------------------------------------------------------------------- the stream */
 
 /* This lane's bytes of the pieces to come of MATRICES matrices of one format: what a source of the ring is made of. */
 template <uint32_t MATRICES>
 struct clb_quant_stream {
-  const unsigned char* values[MATRICES];
-  const unsigned char* scales[MATRICES]; /* of slot 0 */
-  const unsigned char* zeros[MATRICES];
-  uint32_t left; /* pieces in a row */
+  const unsigned char* values[MATRICES]; /* of the next piece */
+  const unsigned char* scales[MATRICES]; /* of its slot 0 */
+  uint32_t to_zeros[MATRICES];           /* from there */
+  uint32_t left;                         /* pieces in a row */
   uint32_t piece;
-  uint32_t shift;
-  uint32_t scale_bytes;
-  uint32_t scale_step; /* from slot to slot */
-  uint32_t zero_step;  /* 0: none */
+  uint32_t steps; /* bytes from slot to slot of scales, from bit 8 on of zeros, from bit 16 on of a lane's scales; from
+                     bit 24 on the shift from pieces to slots */
 
   /* From piece `first` on of a row tile of the matrix at `weights`, which has `tiles` row tiles. */
   __device__ __forceinline__ void point(uint32_t m, const clb_packing& pack, uint64_t weights, uint32_t tiles,
@@ -38,15 +38,12 @@ struct clb_quant_stream {
     const unsigned char* const base = reinterpret_cast<const unsigned char*>(weights);
     values[m] = base + ((uint64_t)row_tile * pack.pieces + first) * CLB_PIECE + threadIdx.x % CLB_WARP * 16u;
     scales[m] = pack.scales(base, tiles, row_tile) + pack.own_scales();
-    zeros[m] = pack.zeros(base, tiles, row_tile) + pack.own_zeros();
+    to_zeros[m] = (uint32_t)(pack.zeros(base, tiles, row_tile) + pack.own_zeros() - scales[m]);
   }
   __device__ __forceinline__ void begin(const clb_packing& pack, uint32_t first, uint32_t count) {
     left = count;
     piece = first;
-    shift = pack.shift;
-    scale_bytes = pack.scale_bytes;
-    scale_step = pack.scale_step();
-    zero_step = pack.zero_bytes;
+    steps = pack.scale_step() | pack.zero_bytes << 8 | pack.scale_bytes << 16 | pack.shift << 24;
   }
   /* The last `count` pieces again. */
   __device__ __forceinline__ void again(uint32_t count) {
@@ -81,20 +78,23 @@ struct clb_quant_ring {
   __device__ __forceinline__ void refill(Source& source) {
     if (source.left == 0u && !source.open()) return;
     const uint32_t lane = threadIdx.x % CLB_WARP;
-    const uint32_t slot = source.piece >> source.shift;
+    const uint32_t slot = source.piece >> (source.steps >> 24);
+    const uint32_t scale_at = slot * (source.steps & 255u);
+    const uint32_t zero_step = source.steps >> 8 & 255u;
+    const uint32_t scale_bytes = source.steps >> 16 & 255u;
 #pragma unroll
     for (uint32_t m = 0u; m < MATRICES; m++) {
       const uint32_t to = fill + m * place;
       clb_copy_async(to + lane * 16u, source.values[m]);
       source.values[m] += CLB_PIECE;
-      if (source.scale_bytes == 4u) {
-        clb_copy_async_few<4u>(to + CLB_PIECE + lane * 4u, source.scales[m] + slot * source.scale_step);
-      } else if (source.scale_bytes == 8u) {
-        clb_copy_async_few<8u>(to + CLB_PIECE + lane * 8u, source.scales[m] + slot * source.scale_step);
+      if (scale_bytes == 4u) {
+        clb_copy_async_few<4u>(to + CLB_PIECE + lane * 4u, source.scales[m] + scale_at);
+      } else if (scale_bytes == 8u) {
+        clb_copy_async_few<8u>(to + CLB_PIECE + lane * 8u, source.scales[m] + scale_at);
       }
-      if (source.zero_step != 0u)
-        clb_copy_async_few<4u>(to + CLB_PIECE + source.scale_bytes * CLB_WARP + lane * 4u,
-                               source.zeros[m] + slot * source.zero_step);
+      if (zero_step != 0u)
+        clb_copy_async_few<4u>(to + CLB_PIECE + scale_bytes * CLB_WARP + lane * 4u,
+                               source.scales[m] + (source.to_zeros[m] + slot * zero_step));
     }
     source.piece++;
     source.left--;
@@ -120,38 +120,26 @@ struct clb_quant_ring {
 
 /* ------------------------------------------------------------------- the product */
 
-/* What a piece brought for this lane's rows, g and g + 8: scales of its first and second group, and what int4 adds. */
+/* Scales of rows g and g + 8, of group `group` of the piece at `at` in the ring. */
 template <class K>
-struct clb_quant_meta {
-  float2 scale[2];
-  clb_int4_zeros zeros[2];
+CLB_DEVICE float2 clb_scales_at(uint32_t at, uint32_t format, uint32_t group) {
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  const bool paired = K::KIND == CLB_KIND_INT4 && CLB_FORMAT_GROUP(format) == 5u;
+  if (K::KIND != CLB_KIND_FP8)
+    return clb_fp16::unpack(clb_read_shared_word(at + CLB_PIECE + (paired ? lane * 8u + group * 4u : lane * 4u)));
+  const bool blocks = (format & CLB_FORMAT_BLOCKS) != 0u;
+  const uint32_t first = clb_read_shared_word(at + CLB_PIECE + lane * (blocks ? 4u : 8u));
+  const uint32_t second = blocks ? first : clb_read_shared_word(at + CLB_PIECE + lane * 8u + 4u);
+  return make_float2(__uint_as_float(first) * CLB_FP8_SCALE, __uint_as_float(second) * CLB_FP8_SCALE);
+}
 
-  static __device__ __forceinline__ float2 widened(uint32_t both) { return clb_fp16::unpack(both); }
-
-  /* at: of the piece; format: that of the matrix. */
-  __device__ __forceinline__ void read(uint32_t at, uint32_t format) {
-    const uint32_t lane = threadIdx.x % CLB_WARP;
-    const bool paired = K::KIND == CLB_KIND_INT4 && CLB_FORMAT_GROUP(format) == 5u;
-    if (K::KIND == CLB_KIND_INT8) scale[0] = widened(clb_read_shared_word(at + CLB_PIECE + lane * 4u));
-    if (K::KIND == CLB_KIND_INT4) {
-      const uint2 words = paired ? clb_read_shared_pair(at + CLB_PIECE + lane * 8u)
-                                 : make_uint2(clb_read_shared_word(at + CLB_PIECE + lane * 4u), 0u);
-      scale[0] = widened(words.x);
-      scale[1] = paired ? widened(words.y) : scale[0];
-      if ((format & CLB_FORMAT_ZEROS) != 0u) {
-        const uint32_t word = clb_read_shared_word(at + CLB_PIECE + (paired ? 8u : 4u) * CLB_WARP + lane * 4u);
-        zeros[0] = clb_int4_zeros(word, paired, 0u);
-        zeros[1] = clb_int4_zeros(word, paired, 1u);
-      }
-    }
-    if (K::KIND == CLB_KIND_FP8) {
-      const bool blocks = (format & CLB_FORMAT_BLOCKS) != 0u;
-      const uint32_t block = blocks ? clb_read_shared_word(at + CLB_PIECE + lane * 4u) : 0u;
-      const uint2 rows = blocks ? make_uint2(block, block) : clb_read_shared_pair(at + CLB_PIECE + lane * 8u);
-      scale[0] = make_float2(__uint_as_float(rows.x) * CLB_FP8_SCALE, __uint_as_float(rows.y) * CLB_FP8_SCALE);
-    }
-  }
-};
+/* Zeros of its group. */
+CLB_DEVICE clb_int4_zeros clb_zeros_at(uint32_t at, uint32_t format, uint32_t group) {
+  if ((format & CLB_FORMAT_ZEROS) == 0u) return clb_int4_zeros();
+  const bool paired = CLB_FORMAT_GROUP(format) == 5u;
+  const uint32_t place = at + CLB_PIECE + (paired ? 8u : 4u) * CLB_WARP + threadIdx.x % CLB_WARP * 4u;
+  return clb_int4_zeros(clb_read_shared_word(place), paired, group);
+}
 
 /* Operand B of a step: where this lane reads its part of its row, at the first column tile; or no row. */
 struct clb_quant_row {
@@ -174,19 +162,21 @@ CLB_DEVICE void clb_clear(float (&sum)[MATRICES][STEPS][4]) {
         sum[m][s][i] = 0.0f;
 }
 
-/* sum += scale * part; part = 0. */
-template <uint32_t MATRICES, uint32_t STEPS, class Meta>
-CLB_DEVICE void clb_end_group(const Meta (&meta)[MATRICES], uint32_t group, float (&part)[MATRICES][STEPS][4],
-                              float (&sum)[MATRICES][STEPS][4]) {
+/* sum += scale * part; part = 0. at, place: of the pieces in the ring. */
+template <class K, uint32_t MATRICES, uint32_t STEPS>
+CLB_DEVICE void clb_end_group(uint32_t at, uint32_t place, uint32_t format, uint32_t group,
+                              float (&part)[MATRICES][STEPS][4], float (&sum)[MATRICES][STEPS][4]) {
 #pragma unroll
-  for (uint32_t m = 0u; m < MATRICES; m++)
+  for (uint32_t m = 0u; m < MATRICES; m++) {
+    const float2 scale = clb_scales_at<K>(at + m * place, format, group);
 #pragma unroll
     for (uint32_t s = 0u; s < STEPS; s++)
 #pragma unroll
       for (uint32_t i = 0u; i < 4u; i++) {
-        sum[m][s][i] = fmaf(i < 2u ? meta[m].scale[group].x : meta[m].scale[group].y, part[m][s][i], sum[m][s][i]);
+        sum[m][s][i] = fmaf(i < 2u ? scale.x : scale.y, part[m][s][i], sum[m][s][i]);
         part[m][s][i] = 0.0f;
       }
+  }
 }
 
 /* sum[m][s] = `pieces` pieces of matrix m times step s. `tiles`: column tiles that the rows have from there on; what is
@@ -211,28 +201,36 @@ CLB_DEVICE void clb_multiply_quant(clb_quant_ring<MATRICES, STAGES>& ring, Sourc
 #pragma unroll 1
   for (uint32_t tile = 0u; tile < end; tile += ROUND) {
     uint4 raw[MATRICES];
-    clb_quant_meta<K> meta[MATRICES];
+    clb_int4_zeros zeros[MATRICES];
     float part[MATRICES][STEPS][4];
+    uint32_t at = 0u;
 #pragma unroll
     for (uint32_t i = 0u; i < ROUND; i++) {
-      if (i % K::TILES == 0u) {
+      const uint32_t in_piece = i % K::TILES;
+      if (in_piece == 0u) {
         if (tile + i >= end) break;
         clb_copies_wait<STAGES - 2u>();
+        at = ring.read; /* which nobody fills again before the next piece is read */
 #pragma unroll
         for (uint32_t m = 0u; m < MATRICES; m++) {
-          raw[m] = clb_read_shared(ring.read + m * ring.place + lane * 16u);
-          if (K::GROUPED) meta[m].read(ring.read + m * ring.place, format);
+          raw[m] = clb_read_shared(at + m * ring.place + lane * 16u);
+          if (K::KIND == CLB_KIND_INT4) zeros[m] = clb_zeros_at(at + m * ring.place, format, 0u);
         }
         ring.read = ring.after(ring.read);
         ring.refill(source);
         clb_copies_end_group();
         if (K::GROUPED) clb_clear(part);
       }
+      if (K::KIND == CLB_KIND_INT4 && in_piece == 2u && CLB_FORMAT_GROUP(format) == 5u) { /* the second group */
+        clb_end_group<K>(at, ring.place, format, 0u, part, sum);
+#pragma unroll
+        for (uint32_t m = 0u; m < MATRICES; m++)
+          zeros[m] = clb_zeros_at(at + m * ring.place, format, 1u);
+      }
       float (&into)[MATRICES][STEPS][4] = K::GROUPED ? part : sum;
-      const uint32_t group = (i % K::TILES * 2u) / K::TILES;
 #pragma unroll
       for (uint32_t m = 0u; m < MATRICES; m++) {
-        const uint4 a = K::widen(raw[m], i % K::TILES, meta[m].zeros[group].low, meta[m].zeros[group].high);
+        const uint4 a = K::widen(raw[m], in_piece, zeros[m].low, zeros[m].high);
 #pragma unroll
         for (uint32_t s = 0u; s < STEPS; s++) {
           clb_mma_fp16(into[m][s], a, b[i % AHEAD][s].x, b[i % AHEAD][s].y);
@@ -242,10 +240,7 @@ CLB_DEVICE void clb_multiply_quant(clb_quant_ring<MATRICES, STAGES>& ring, Sourc
 #pragma unroll
       for (uint32_t s = 0u; s < STEPS; s++)
         if (rows[s].there && tile + i + AHEAD < min(tiles, end)) b[i % AHEAD][s] = rows[s].read(tile + i + AHEAD);
-      if (K::KIND == CLB_KIND_INT4 && i % K::TILES == 1u && CLB_FORMAT_GROUP(format) == 5u)
-        clb_end_group(meta, 0u, part, sum);
-      if (K::GROUPED && i % K::TILES + 1u == K::TILES)
-        clb_end_group(meta, K::KIND == CLB_KIND_INT4 ? 1u : 0u, part, sum);
+      if (K::GROUPED && in_piece + 1u == K::TILES) clb_end_group<K>(at, ring.place, format, 1u, part, sum);
     }
   }
 }

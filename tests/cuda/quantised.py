@@ -37,16 +37,21 @@ class Format:
 
     @property
     def meta(self) -> int:
-        """CLB_FORMAT_META of abi.h."""
-        if self.kind == "half":
-            return 0
-        wide = self.group == 32 or (self.kind == "fp8" and not self.blocks)
-        return (256 if wide else 128) + (128 if self.zeros else 0)
+        return meta_of(self.word)
 
     @property
     def step(self) -> int:
         """What the columns of a matrix are a multiple of."""
         return self.group if self.kind == "int4" else 16
+
+
+def meta_of(word: int) -> int:
+    """CLB_FORMAT_META of abi.h."""
+    kind, group = word & 15, word >> 4 & 15
+    if kind == KINDS["half"]:
+        return 0
+    wide = group == 5 or (kind == KINDS["fp8"] and not word >> 9 & 1)
+    return (256 if wide else 128) + (128 if word >> 8 & 1 else 0)
 
 
 HALF = Format("fp16", "half")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kernel_abi
 import kernel_harness as harness
@@ -12,6 +12,9 @@ import pytest
 import quantised
 import test_experts as experts
 import test_linear as linear
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 FEW = [
     linear.Case(48, 256, 1), linear.Case(48, 256, 8, bias=True), linear.Case(160, 384, 9, blocks=3),
@@ -187,3 +190,88 @@ def test_experts_of_many_rows_equal_float64(
 def test_mixed_experts_of_many_rows_equal_float64(machine: harness.Machine, case: experts.Case) -> None:
     """Eleven formats in one layer, each in the nodes of its kind."""
     experts.run_many(machine, Layer(case, (quantised.HALF, *quantised.FORMATS)), kinds=KINDS, limit=MANY_LIMIT)
+
+
+def run_few(machine: harness.Machine, layer: Layer, *, general: bool = False) -> NDArray[np.float32]:
+    """gate_up and down by the kernels of mixed formats, those for 8 rows where these are enough unless `general`."""
+    case, put = layer.case, machine.put
+    meta = max((quantised.meta_of(word & 0xFFFF) for word in layer.formats.values()), default=0)
+    activation = machine.poisoned((case.tokens * case.k, case.width), np.uint32)
+    parts = harness.shared_parts(case.shared, case.width)
+    tickets = -(-case.hidden // 32)
+    ticket = harness.Output(put(np.zeros(tickets, np.uint32)), (tickets,), np.dtype(np.uint32))
+    common = {
+        "experts": layer.table(machine, layer.experts),
+        "shared": layer.table(machine, [layer.shared]) if layer.shared else 0, "indices": put(layer.indices),
+        "row_count": put(np.array([case.tokens], np.uint32)), "activation": activation.address,
+        "shared_activation": machine.poisoned((case.tokens, case.shared), np.uint32).address,
+        "expert_count": case.experts, "k_max": case.k, "hidden": case.hidden, "width": case.width,
+        "shared_width": case.shared, "meta": meta,
+    }  # fmt: skip
+    stream = experts.Stream(machine, layer, limit=experts.LIMIT["fp16"])
+    gate_up = kernel_abi.struct("clb_expert_gate_up_args")(
+        input=put(harness.split_rows(layer.x * layer.norm, "fp16")), sumsq=put(harness.tile_sums(layer.x)),
+        epsilon=experts.EPSILON, **common,
+    )  # fmt: skip
+    down = kernel_abi.struct("clb_expert_down_args")(
+        weights=put(layer.weights), shared_scale=put(layer.scale) if case.scaled else 0,
+        partial=machine.poisoned((64 * (case.k + parts), case.hidden), np.float32).address, tickets=ticket.address,
+        shared_parts=parts, **stream.members, **common,
+    )  # fmt: skip
+    eight = "_8" if case.tokens <= 8 and not general else ""
+    for op, args in (("gate_up", gate_up), ("down", down)):
+        shared = quant_shared(f"CLB_{op.upper()}_MIXED{eight}_STAGES", 2, meta)
+        machine.run(f"clb_expert_{op}_mixed{eight}", args, grid=case.blocks, block=256, shared=shared)
+    assert (machine.get(ticket) == 0).all()
+    words = machine.get(activation).reshape(case.tokens, case.k, case.width)
+    assert (words[layer.indices == experts.NONE] == experts.NONE).all()
+    return stream.check(machine, layer)
+
+
+@pytest.mark.parametrize("format_", quantised.FORMATS, ids=str)
+@pytest.mark.parametrize("case", [*LAYERS, *ODD_LAYERS], ids=str)
+def test_experts_of_few_rows_equal_float64(
+    machine: harness.Machine, case: experts.Case, format_: quantised.Format
+) -> None:
+    """Layers of one format; up to 8 rows both kernels give the same bits."""
+    if case.hidden % format_.step or case.width % format_.step or case.shared % format_.step:
+        pytest.skip("a group must divide the columns")
+    layer = Layer(case, (format_,))
+    residual = run_few(machine, layer)
+    if case.tokens <= 8:
+        assert run_few(machine, layer, general=True).tobytes() == residual.tobytes()
+
+
+@pytest.mark.parametrize("case", LAYERS, ids=str)
+def test_mixed_experts_of_few_rows_equal_float64(machine: harness.Machine, case: experts.Case) -> None:
+    """Eleven formats in one layer, one node for all."""
+    run_few(machine, Layer(case, (quantised.HALF, *quantised.FORMATS)))
+
+
+def test_a_row_of_mixed_experts_does_not_depend_on_its_neighbours(machine: harness.Machine) -> None:
+    """A row's bits are the same alone and among 63, whatever else its experts do."""
+    case = experts.Case(64, 12, 3, hidden=128, width=256, shared=128, choose="gaps")
+    formats = (quantised.HALF, *quantised.FORMATS)
+    layer = Layer(case, formats)
+    together = run_few(machine, layer)
+    for row in (0, 31, 63):
+        alone = Layer(case, formats)
+        alone.case = experts.Case(1, 12, 3, hidden=128, width=256, shared=128, choose="gaps", blocks=11)
+        for name in ("x", "old", "scale", "indices", "weights"):
+            setattr(alone, name, getattr(layer, name)[row : row + 1])
+        assert run_few(machine, alone)[0].tobytes() == together[row].tobytes()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [experts.Case(tokens, 128, 8, 2048, 768, blocks=264) for tokens in (1, 8, 64)]
+    + [experts.Case(8, 60, 4, 2048, 1408, shared=5632, blocks=264)],
+    ids=str,
+)
+def test_experts_of_model_shapes(gpu_machine: harness.OnGpu, case: experts.Case) -> None:
+    """Shapes of Qwen3-30B and Qwen1.5-MoE in mixed formats, both forms, on the GPU only."""
+    formats = tuple(format_ for format_ in (quantised.HALF, *quantised.FORMATS) if case.width % format_.step == 0)
+    layer = Layer(case, formats)
+    run_few(gpu_machine, layer)
+    experts.run_many(gpu_machine, layer, kinds=KINDS, limit=MANY_LIMIT)
+    gpu_machine.reset()
