@@ -111,14 +111,12 @@ enum { CLB_KIND_HALF = 0, CLB_KIND_INT8 = 1, CLB_KIND_INT4 = 2, CLB_KIND_FP8 = 3
 #define CLB_FORMAT_PART 256u /* values, scales and zeros begin at multiples of it */
 
 /* What a piece brings into a ring beside its 512 bytes: a lane's scales, 4 or 8 bytes, and 4 of zeros. */
-#define CLB_FORMAT_META(format)                                                                  \
-  (CLB_FORMAT_KIND(format) == CLB_KIND_HALF                                                      \
-       ? 0u                                                                                      \
-       : ((format) & CLB_FORMAT_ZEROS ? 128u : 0u) +                                             \
-             (CLB_FORMAT_GROUP(format) == 5u ||                                                  \
-                      CLB_FORMAT_KIND(format) == CLB_KIND_FP8 && !((format) & CLB_FORMAT_BLOCKS) \
-                  ? 256u                                                                         \
-                  : 128u))
+#define CLB_FORMAT_IS_WIDE(format) \
+  (CLB_FORMAT_GROUP(format) == 5u || (CLB_FORMAT_KIND(format) == CLB_KIND_FP8 && ((format) & CLB_FORMAT_BLOCKS) == 0u))
+#define CLB_FORMAT_META(format)             \
+  (CLB_FORMAT_KIND(format) == CLB_KIND_HALF \
+       ? 0u                                 \
+       : (((format) & CLB_FORMAT_ZEROS) != 0u ? 128u : 0u) + (CLB_FORMAT_IS_WIDE(format) ? 256u : 128u))
 /* Dynamic shared memory of a kernel whose ring holds `stages` pieces of each of `matrices`. */
 #define CLB_QUANT_SHARED(stages, matrices, meta) (8u * (stages) * (matrices) * (512u + (meta)))
 
@@ -659,20 +657,32 @@ CLB_SIZE_ASSERT(clb_pool_args, 48);
 
 /* -------------------------------------------------------------------- weights */
 
-/* clb_dummy: random weights while an engine without files loads: the values of engine_c/src/dummy.c. Grid: any number
-   of blocks of 256 threads. */
-#define CLB_DUMMY_VALUES 4096u /* that a block takes at a time */
+/* clb_dummy: random weights while an engine without files loads: the values of engine_c/src/dummy.c, of a quantised
+   matrix without its zeros. Grid: any number of blocks of 256 threads. */
+#define CLB_DUMMY_VALUES 4096u /* that a block takes at a time; of quantised matrices words of four bytes */
 typedef struct clb_dummy_args {
   CLB_DEVICE_PTR(unsigned char) output;
-  uint64_t key; /* clb_dummy_key */
+  uint64_t key;         /* clb_dummy_key */
+  uint64_t scales_at;   /* bytes from output on; with scales */
+  uint64_t scale_words; /* words of four bytes */
   uint32_t rows;
   uint32_t cols;
   float half_width;   /* clb_dummy_half_width; 0: all values are 1 */
   uint32_t precision; /* clb_precision of colibri.h */
   uint32_t tiled;     /* 1: mma weights; 0: row-major */
   uint32_t by_column; /* 1: values are counted along columns, as a transposed matrix has them */
+  uint32_t scale;     /* two fp16 scales, or one of fp32 */
+  uint32_t reserved;
 } clb_dummy_args;
-CLB_SIZE_ASSERT(clb_dummy_args, 40);
+CLB_SIZE_ASSERT(clb_dummy_args, 64);
+
+/* clb_to_fp16: bf16 numbers become fp16, in place: exact from 2^-14 to 65504, to 2^-25 below. Grid: any number of
+   blocks of 256 threads. */
+typedef struct clb_to_fp16_args {
+  CLB_DEVICE_PTR(uint4) data;
+  uint64_t vectors; /* of 16 bytes */
+} clb_to_fp16_args;
+CLB_SIZE_ASSERT(clb_to_fp16_args, 16);
 
 /* clb_read: adds all 32-bit words of the input to *sum, modulo 2^32: what reading them costs, for benches. Grid: any
    number of blocks of 256 threads. */

@@ -26,6 +26,8 @@ TILE_COLS = 16  # of mma
 ELEMENT_BYTES: Mapping[FloatPrecision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 SCALE_BYTES: Mapping[Precision, int] = {"int8": 2, "int4": 2, "fp8": 4}
 _BLOCK = 128
+_MMA_COLS: Mapping[Precision, int] = {"int8": 32, "int4": 64, "fp8": 32}  # of a piece of mma
+_MMA_GROUPS: Mapping[Precision, tuple[int, ...]] = {"int8": (_BLOCK,), "int4": (32, 64, _BLOCK), "fp8": (_BLOCK,)}
 
 
 class Format(msgspec.Struct, frozen=True):
@@ -113,7 +115,7 @@ def padded(shape: tuple[int, int], kind: Layout, precision: Precision) -> tuple[
     if kind == "flat":
         return shape
     if kind == "mma":
-        return align(rows, TILE_ROWS), align(cols, TILE_COLS)
+        return align(rows, TILE_ROWS), align(cols, _MMA_COLS.get(precision, TILE_COLS))
     return align(rows, TILE_ROWS), align(cols, 4) if precision == "int8" else cols
 
 
@@ -127,16 +129,33 @@ def parts(
             return Parts(rows * cols * ELEMENT_BYTES[precision])
         case _:
             pass
-    if kind != "rows16":
-        raise ModelError(f"a quantised matrix cannot lie in layout {kind}; convert for the cpu backend")
+    if kind == "flat":
+        raise ModelError("a quantised matrix cannot lie in layout flat; convert for the cpu or the cuda backend")
     values = rows * cols // 2 if precision == "int4" else rows * cols
     group_rows = rows if groups[0] == 1 else -(-shape[0] // groups[0])
-    count = group_rows * -(-shape[1] // groups[1])
+    count = group_rows * groups_across(precision, kind, shape[1], groups[1])
     scales_at = align(values, PART_ALIGNMENT)
     scales = count * SCALE_BYTES[precision]
     if not zero_points:
         return Parts(values, scales_at, scales)
     return Parts(values, scales_at, scales, align(scales_at + scales, PART_ALIGNMENT), count)
+
+
+def groups_across(precision: Precision, kind: Layout, cols: int, width: int) -> int:
+    """Scales that lie there for the columns of a matrix; of int4 in mma those of padded columns too."""
+    held = padded((1, cols), kind, precision)[1] if (precision, kind) == ("int4", "mma") else cols
+    return -(-held // width)
+
+
+def check_mma(what: str, precision: Precision, shape: tuple[int, int], groups: tuple[int, int]) -> None:
+    """ModelError: the CUDA kernels know no such groups."""
+    whole = groups == (1, shape[1]) and precision != "int4"
+    if precision in SCALE_BYTES and not whole and groups[1] not in _MMA_GROUPS[precision]:
+        known = ", ".join(str(each) for each in _MMA_GROUPS[precision])
+        raise ModelError(
+            f"{what}: {precision} in groups of {groups[1]} columns; the CUDA kernels take groups of {known}"
+            + (", or of a whole row" if precision != "int4" else "")
+        )
 
 
 def parts_of_section(section: Section) -> Parts:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from colibrid.model.formats import FORMATS, Format, align, check_groups, padded, parts
+from colibrid.model.formats import FORMATS, Format, align, check_groups, check_mma, padded, parts
 from colibrid.model.manifest import (
     Backend,
     FloatPrecision,
@@ -146,6 +146,8 @@ def place_one(tensor: Tensor, form: Format, kind: Layout, offset: int) -> Sectio
     shape = shape_of(tensor, kind)
     groups = form.groups_of(shape)
     check_groups(tensor.label(), form.precision, shape, groups)
+    if kind == "mma":
+        check_mma(tensor.label(), form.precision, shape, groups)
     held = padded(shape, kind, form.precision)
     found = parts(form.precision, kind, shape, groups, zero_points=form.zero_points)
     return Section(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from colibrid.model.formats import TILE_COLS, TILE_ROWS, align
+from colibrid.model.formats import TILE_COLS, TILE_ROWS, align, groups_across, padded
 
 if TYPE_CHECKING:
     from colibrid.model.floats import Array
@@ -20,27 +20,15 @@ PIECE_COLS: dict[QuantisedPrecision, int] = {"int8": 32, "int4": 64, "fp8": 32}
 INT4_ZERO = 8  # of int4 without zeros of its own
 
 
-def mma_padded(shape: tuple[int, int], precision: QuantisedPrecision) -> tuple[int, int]:
-    """rows, cols that the values of a matrix take."""
-    return align(shape[0], TILE_ROWS), align(shape[1], PIECE_COLS[precision])
-
-
-def mma_groups(cols: int, precision: QuantisedPrecision, group_cols: int) -> int:
-    """Scales that lie there for a row, or for a row of blocks: those of padding included."""
-    if precision != "int4" and group_cols == cols:
-        return 1
-    return -(-align(cols, PIECE_COLS[precision]) // group_cols)
-
-
 def mma_values(values: Array, precision: QuantisedPrecision, *, padding: int = 0) -> Array:
     """The bytes of (rows, cols) values: int8; 0 .. 15 of int4; the bits of fp8. What is padded becomes `padding`."""
-    rows, cols = mma_padded((values.shape[0], values.shape[1]), precision)
-    padded = np.full((rows, cols), padding, values.dtype)
-    padded[: values.shape[0], : values.shape[1]] = values
+    rows, cols = padded((values.shape[0], values.shape[1]), "mma", precision)
+    held = np.full((rows, cols), padding, values.dtype)
+    held[: values.shape[0], : values.shape[1]] = values
     pieces = cols // PIECE_COLS[precision]
     tiles = PIECE_COLS[precision] // TILE_COLS
     # tile row, half of rows h, g | piece, tile t, half of columns e, q, parity p
-    parts = padded.view(np.uint8).reshape(-1, 2, 8, pieces, tiles, 2, 4, 2)
+    parts = held.view(np.uint8).reshape(-1, 2, 8, pieces, tiles, 2, 4, 2)
     if precision == "int8":  # biased by 128; bytes t e h p of a lane
         return np.ascontiguousarray(parts.transpose(0, 3, 2, 6, 4, 5, 1, 7) ^ np.uint8(0x80)).reshape(-1)
     if precision == "int4":  # a word a tile; its nibbles p e h
@@ -53,37 +41,46 @@ def mma_values(values: Array, precision: QuantisedPrecision, *, padding: int = 0
     return words.astype("<u2").view(np.uint8)
 
 
-def mma_scales(scales: Array, groups: int) -> Array:
-    """The order of (rows, groups of a row) scales or zeros, padded with zeros to tiles of 16 rows and `groups` groups.
+def matrix_of(data: Array, shape: tuple[int, int], precision: QuantisedPrecision) -> Array:
+    """The inverse of mma_values, without padding."""
+    rows, cols = padded(shape, "mma", precision)
+    tiles = PIECE_COLS[precision] // TILE_COLS
+    lanes = (rows // TILE_ROWS, cols // PIECE_COLS[precision], 8, 4)  # tile row, piece, g, q
+    parts: Array
+    if precision == "int8":  # t e h p
+        parts = (data ^ np.uint8(0x80)).view(np.int8).reshape(*lanes, tiles, 2, 2, 2).transpose(0, 6, 2, 1, 4, 5, 3, 7)
+    elif precision == "int4":  # t p e h
+        nibbles = np.stack([data & 15, data >> 4], axis=-1)
+        parts = nibbles.reshape(*lanes, tiles, 2, 2, 2).transpose(0, 7, 2, 1, 4, 6, 3, 5)
+    else:  # t e p, and both h
+        words = data.view("<u2")
+        low, high = words >> 8 & 0x80 | words >> 7 & 0x7F, words >> 7 & 0x80 | words & 0x7F
+        both = np.stack([low, high], axis=-1).astype(np.uint8)
+        parts = both.reshape(*lanes, tiles, 2, 2, 2).transpose(0, 7, 2, 1, 4, 5, 3, 6)
+    return parts.reshape(rows, cols)[: shape[0], : shape[1]]
 
-    [tile row][group][g][h], or, where two groups lie in a piece (`mma_pairs`), [tile row][pair of groups][g][group][h].
+
+def mma_groups(scales: Array, cols: int, precision: QuantisedPrecision, group_cols: int) -> Array:
+    """(rows, groups of a row) scales or zeros by tiles of 16 rows, padded with zeros: rows g and g + 8 side by side.
+
+    [tile row][group][g][h], or, where two groups lie in a piece, [tile row][pair of groups][g][group][h].
     """
-    return _by_lanes(scales, groups, 1)
-
-
-def mma_pairs(scales: Array, groups: int) -> Array:
-    """The same for int4 in groups of 32 columns."""
-    return _by_lanes(scales, groups, 2)
-
-
-def _by_lanes(scales: Array, groups: int, each: int) -> Array:
-    padded = np.zeros((align(scales.shape[0], TILE_ROWS), groups), scales.dtype)
-    padded[: scales.shape[0], : scales.shape[1]] = scales
-    parts = padded.reshape(-1, 2, 8, groups // each, each)  # tile row, h, g, slot, group of the slot
+    each = _groups_of_piece(precision, group_cols)
+    held = np.zeros(
+        (align(scales.shape[0], TILE_ROWS), groups_across(precision, "mma", cols, group_cols)), scales.dtype
+    )
+    held[: scales.shape[0], : scales.shape[1]] = scales
+    parts = held.reshape(-1, 2, 8, held.shape[1] // each, each)  # tile row, h, g, slot, group of the slot
     return np.ascontiguousarray(parts.transpose(0, 3, 2, 4, 1)).reshape(-1)
 
 
-def mma_parts(
-    values: Array, scales: Array, zeros: Array | None, precision: QuantisedPrecision, group: tuple[int, int]
-) -> tuple[Array, Array, Array | None]:
-    """Values, scales and zeros of a matrix in the order of its section; `group` are rows and columns of a group.
+def groups_of(data: Array, shape: tuple[int, int], precision: QuantisedPrecision, group_cols: int) -> Array:
+    """The inverse of mma_groups, without padding."""
+    each = _groups_of_piece(precision, group_cols)
+    across = groups_across(precision, "mma", shape[1], group_cols)
+    parts = data.reshape(-1, across // each, 8, each, 2).transpose(0, 4, 2, 1, 3)
+    return parts.reshape(-1, across)[: shape[0], : -(-shape[1] // group_cols)]
 
-    scales and zeros are (rows / group rows, cols / group cols) rounded up; fp16 of int8 and int4, fp32 of fp8.
-    """
-    padding = INT4_ZERO if precision == "int4" and zeros is None else 0
-    laid_out = mma_values(values, precision, padding=padding)
-    if group[0] != 1:  # blocks: row-major as they are
-        return laid_out, np.ascontiguousarray(scales).reshape(-1), None
-    groups = mma_groups(values.shape[1], precision, group[1])
-    order = mma_pairs if precision == "int4" and group[1] < PIECE_COLS["int4"] else mma_scales
-    return laid_out, order(scales, groups), None if zeros is None else order(zeros, groups)
+
+def _groups_of_piece(precision: QuantisedPrecision, group_cols: int) -> int:
+    return 2 if precision == "int4" and group_cols < PIECE_COLS["int4"] else 1

@@ -12,6 +12,7 @@ import numpy as np
 
 from colibrid.errors import ModelError
 from colibrid.model.formats import FORMATS, TILE_ROWS, Format, format_of, format_of_section, parts_of_section
+from colibrid.model.mma_quantised import QuantisedPrecision, groups_of, matrix_of, mma_groups, mma_values
 from colibrid.model.tiles import tiled
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ def section_bytes(section: Section, blocks: Iterable[QuantisedMatrix]) -> Iterat
                 zeros.append(block.zeros)
             yield block.values
 
-    yield from _tiled_values(section.precision, values())
+    yield from _tiled_values(section, values())
     yield np.zeros(found.scales_at - found.values, np.uint8)
     yield _tiled_groups(section, np.concatenate(scales))
     if found.zeros:
@@ -207,10 +208,23 @@ def read_section(section: Section, data: bytes | memoryview) -> QuantisedMatrix:
     )
 
 
-def _tiled_values(precision: Precision, blocks: Iterable[Array]) -> Iterator[Array]:
-    """rows16 of each precision, from rows in blocks of any height."""
+def _tiled_values(section: Section, blocks: Iterable[Array]) -> Iterator[Array]:
+    """rows16 or mma of each precision, from rows in blocks of any height."""
+    if section.layout == "mma":
+        padding = INT4_MIDDLE if section.precision == "int4" and not section.zeros_offset else 0
+        for rows in _in_steps(blocks, TILE_ROWS):
+            yield mma_values(rows, _quantised(section), padding=padding)
+        return
     for tiles in tiled(blocks, "rows16"):  # (tile, column, row)
-        yield tiles if precision == "fp8" else _lines(precision, tiles)
+        yield tiles if section.precision == "fp8" else _lines(section.precision, tiles)
+
+
+def _quantised(section: Section) -> QuantisedPrecision:
+    match section.precision:
+        case "int8" | "int4" | "fp8" as precision:
+            return precision
+        case other:
+            raise ModelError(f"{section.role} is {other}, expected a quantised format")
 
 
 def _lines(precision: Precision, tiles: Array) -> Array:
@@ -225,6 +239,8 @@ def _lines(precision: Precision, tiles: Array) -> Array:
 
 def _untiled_values(section: Section, data: Array) -> Array:
     rows, cols = section.shape
+    if section.layout == "mma":
+        return matrix_of(data, section.shape, _quantised(section))
     tiles = -(-rows // TILE_ROWS)
     if section.precision == "fp8":
         return data.reshape(tiles, cols, TILE_ROWS).transpose(0, 2, 1).reshape(-1, cols)[:rows]
@@ -240,6 +256,8 @@ def _tiled_groups(section: Section, groups: Array) -> Array:
     """Scales or zero points: of rows as in rows16, of blocks as they are."""
     if section.group_rows != 1:
         return groups
+    if section.layout == "mma":
+        return mma_groups(groups, section.shape[1], _quantised(section), section.group_cols)
     padded = np.pad(groups, ((0, -len(groups) % TILE_ROWS), (0, 0)))
     return padded.reshape(-1, TILE_ROWS, groups.shape[1]).transpose(0, 2, 1)
 
@@ -248,6 +266,8 @@ def _untiled_groups(section: Section, data: Array) -> Array:
     groups = -(-section.shape[1] // section.group_cols)
     if section.group_rows != 1:
         return data.reshape(-1, groups)
+    if section.layout == "mma":
+        return groups_of(data, section.shape, _quantised(section), section.group_cols)
     return data.reshape(-1, groups, TILE_ROWS).transpose(0, 2, 1).reshape(-1, groups)[: section.shape[0]]
 
 

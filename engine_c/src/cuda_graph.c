@@ -16,8 +16,28 @@ typedef struct kernel_name {
   uint32_t by_weights; /* 1: a part for that of the weights */
 } kernel_name;
 
+/* Three each. */
+static int32_t find_quantised(struct clb_cuda* cuda, clb_error* error) {
+  static const kernel_name names[] = {
+      {"clb_linear_quant", sizeof(clb_matmul_args), 0, 0},
+      {"clb_linear_quant_8", sizeof(clb_matmul_args), 0, 0},
+      {"clb_linear_many", sizeof(clb_matmul_many_args), 0, 0},
+      {"clb_expert_gate_up_many", sizeof(clb_expert_many_args), 0, 0},
+      {"clb_expert_down_many", sizeof(clb_expert_many_args), 0, 0},
+  };
+  static const char* const kinds[] = {"int8", "int4", "fp8"};
+  int32_t status = CLB_OK;
+  for (uint32_t i = 0; i < CLB_CUDA_KERNELS - CLB_CUDA_LINEAR_QUANT && status == CLB_OK; ++i) {
+    char name[NAME_BYTES];
+    (void)snprintf(name, sizeof name, "%s_%s", names[i / 3u].stem, kinds[i % 3u]);
+    status = clb_device_find(&cuda->device, name, names[i / 3u].args_bytes, &cuda->functions[CLB_CUDA_LINEAR_QUANT + i],
+                             error);
+  }
+  return status;
+}
+
 int32_t clb_cuda_find_kernels(clb_engine* engine, uint32_t precision, clb_error* error) {
-  static const kernel_name names[CLB_CUDA_KERNELS] = {
+  static const kernel_name names[CLB_CUDA_LINEAR_QUANT] = {
       [CLB_CUDA_EMBED] = {"clb_embed", sizeof(clb_embed_args), 0, 1},
       [CLB_CUDA_LINEAR] = {"clb_linear", sizeof(clb_matmul_args), 0, 1},
       [CLB_CUDA_LINEAR_8] = {"clb_linear_8", sizeof(clb_matmul_args), 0, 1},
@@ -43,18 +63,23 @@ int32_t clb_cuda_find_kernels(clb_engine* engine, uint32_t precision, clb_error*
       [CLB_CUDA_PROMPT_LOGPROBS] = {"clb_prompt_logprobs", sizeof(clb_prompt_logprobs_args), 0, 0},
       [CLB_CUDA_POOL] = {"clb_pool", sizeof(clb_pool_args), 0, 0},
       [CLB_CUDA_DUMMY] = {"clb_dummy", sizeof(clb_dummy_args), 0, 0},
+      [CLB_CUDA_TO_FP16] = {"clb_to_fp16", sizeof(clb_to_fp16_args), 0, 0},
+      [CLB_CUDA_GATE_UP_MIXED] = {"clb_expert_gate_up_mixed", sizeof(clb_expert_gate_up_args), 0, 0},
+      [CLB_CUDA_DOWN_MIXED] = {"clb_expert_down_mixed", sizeof(clb_expert_down_args), 0, 0},
+      [CLB_CUDA_GATE_UP_MIXED_8] = {"clb_expert_gate_up_mixed_8", sizeof(clb_expert_gate_up_args), 0, 0},
+      [CLB_CUDA_DOWN_MIXED_8] = {"clb_expert_down_mixed_8", sizeof(clb_expert_down_args), 0, 0},
   };
   static const char* const precisions[] = {"_fp32", "_fp16", "_bf16"};
   struct clb_cuda* const cuda = engine->cuda;
   int32_t status = CLB_OK;
-  for (uint32_t i = 0; i < CLB_CUDA_KERNELS && status == CLB_OK; ++i) {
+  for (uint32_t i = 0; i < CLB_CUDA_LINEAR_QUANT && status == CLB_OK; ++i) {
     char name[NAME_BYTES];
     (void)snprintf(name, sizeof name, "%s%s%s", names[i].stem,
                    names[i].by_kv != 0u ? precisions[engine->config.kv_precision] : "",
                    names[i].by_weights != 0u ? precisions[precision] : "");
     status = clb_device_find(&cuda->device, name, names[i].args_bytes, &cuda->functions[i], error);
   }
-  return status;
+  return status != CLB_OK ? status : find_quantised(cuda, error);
 }
 
 typedef int32_t (*step_fn)(clb_engine* engine, uint32_t rows);

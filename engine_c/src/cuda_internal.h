@@ -17,6 +17,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 
 #include "cuda_plan.h"
 #include "driver.h"
@@ -48,7 +49,17 @@ enum {
   CLB_CUDA_PROMPT_LOGPROBS,
   CLB_CUDA_POOL,
   CLB_CUDA_DUMMY,
-  CLB_CUDA_KERNELS
+  CLB_CUDA_TO_FP16,
+  CLB_CUDA_GATE_UP_MIXED, /* of experts each in its own format */
+  CLB_CUDA_DOWN_MIXED,
+  CLB_CUDA_GATE_UP_MIXED_8,
+  CLB_CUDA_DOWN_MIXED_8,
+  CLB_CUDA_LINEAR_QUANT, /* from here on three each: of int8, int4, fp8 */
+  CLB_CUDA_LINEAR_QUANT_8 = CLB_CUDA_LINEAR_QUANT + 3,
+  CLB_CUDA_LINEAR_QUANT_MANY = CLB_CUDA_LINEAR_QUANT_8 + 3,
+  CLB_CUDA_GATE_UP_QUANT_MANY = CLB_CUDA_LINEAR_QUANT_MANY + 3,
+  CLB_CUDA_DOWN_QUANT_MANY = CLB_CUDA_GATE_UP_QUANT_MANY + 3,
+  CLB_CUDA_KERNELS = CLB_CUDA_DOWN_QUANT_MANY + 3
 }; /* clb_cuda_kernel */
 
 /* A step that was launched and not seen yet. */
@@ -78,8 +89,13 @@ struct clb_cuda {
   uint64_t layer_tables[CLB_MAX_LAYERS]; /* device address of a layer's expert table */
   clb_driver helper;                     /* of the thread that stages experts */
   clb_expert_weights* swap_row;          /* page-locked: the row that the next switch copies */
-  uint32_t precision;                    /* of all matrices */
+  uint32_t precision;                    /* clb_cuda_precision */
+  uint32_t kinds;                        /* of experts' weights: bit k for clb_format_kind k */
+  uint32_t meta;                         /* CLB_FORMAT_META of experts, the largest */
 };
+
+/* Any expert quantised: then all layers take the kernels of mixed formats. */
+static inline bool clb_cuda_mixed(const struct clb_cuda* cuda) { return (cuda->kinds & ~(1u << CLB_KIND_HALF)) != 0u; }
 
 static inline clb_device_addr clb_cuda_at(const struct clb_cuda* cuda, uint64_t offset) {
   return cuda->device.arena + offset;
@@ -105,9 +121,15 @@ int32_t clb_cuda_load(clb_engine* engine, const clb_engine_config* config, void*
                       clb_error* error);
 /* The row of an expert with these tensors: gate, up, down. */
 clb_expert_weights clb_cuda_expert(const clb_tensor parts[3]);
+/* The format of a matrix as kernels_cu/abi.h writes it. */
+uint32_t clb_cuda_format(const clb_tensor* tensor);
+uint32_t clb_cuda_section_format(const clb_section_desc* section);
+/* In the stream of copies: a bf16 matrix in the arena becomes fp16, if those of its model are. */
+int32_t clb_cuda_make_fp16(const struct clb_cuda* cuda, clb_driver* driver, const clb_tensor* tensor);
 /* Bytes that the weights take in the arena. MEMORY: no scratch memory. */
 int32_t clb_cuda_weights_bytes(const clb_engine_config* config, uint64_t* bytes, clb_error* error);
-/* clb_precision of all matrices of a model that clb_cuda_model_check accepts. */
+/* clb_precision of all 16-bit matrices in device memory, of a model that clb_cuda_model_check accepts, and so of the
+   halves of split rows: BF16 if all matrices are bf16, else FP16. */
 uint32_t clb_cuda_precision(const clb_model_desc* model);
 
 /* ---------------------------------------------------------- cuda_read.c */

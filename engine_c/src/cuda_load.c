@@ -8,9 +8,11 @@
 
 #include "cuda_internal.h"
 #include "invariant.h"
+#include "number.h"
 
-#define DUMMY_BLOCKS_MAX 65535u
+#define BLOCKS_MAX 65535u
 #define BLOCK_ALIGNMENT 256u
+#define INT4_MIDDLE 8u
 
 typedef struct loader {
   clb_engine* engine;
@@ -23,8 +25,9 @@ static clb_driver* driver_of(const loader* state) { return &state->cuda->driver;
 
 /* -------------------------------------------------------------- the table */
 
+/* Not quantised, or as `section` says. */
 static void set_tensor(const loader* state, clb_weight_table* table, clb_place place, uint32_t precision,
-                       uint64_t offset) {
+                       const clb_section_desc* section, uint64_t offset) {
   const clb_demand demand = clb_demand_of(state->config->model, place.role, place.layer, place.expert);
   clb_tensor* const tensor = &table->tensors[clb_weight_index(table, place.role, place.layer, place.expert)];
   /* Never dereferenced here: the table of a device holds its addresses. */
@@ -33,60 +36,152 @@ static void set_tensor(const loader* state, clb_weight_table* table, clb_place p
   tensor->layout = demand.narrow != 0u ? CLB_LAYOUT_MMA : CLB_LAYOUT_FLAT;
   tensor->rows = demand.rows;
   tensor->cols = demand.cols;
+  if (section != NULL && clb_is_quantised(section->precision)) {
+    const clb_parts parts = clb_parts_of(section);
+    const unsigned char* const data = tensor->data;
+    tensor->scales = data + parts.scales_at;
+    tensor->zeros = parts.zeros != 0u ? data + parts.zeros_at : NULL;
+    tensor->group_rows = section->group_rows;
+    tensor->group_cols = section->group_cols;
+  }
 }
 
-static int32_t fill_dummy(const loader* state, clb_place place, const clb_tensor* tensor) {
+static uint32_t log2_of(uint32_t value) {
+  uint32_t log = 0;
+  while (value >> log > 1u) {
+    ++log;
+  }
+  return log;
+}
+
+static uint32_t format_word(uint32_t precision, uint32_t group_rows, uint32_t group_cols, uint32_t cols, bool zeros) {
+  if (!clb_is_quantised(precision)) {
+    return CLB_KIND_HALF;
+  }
+  const uint32_t kind = precision == CLB_INT8 ? CLB_KIND_INT8 : precision == CLB_INT4 ? CLB_KIND_INT4 : CLB_KIND_FP8;
+  const bool whole_row = precision != CLB_INT4 && group_rows == 1u && group_cols == cols;
+  return kind | (whole_row ? 0u : log2_of(group_cols) << 4) | (zeros ? CLB_FORMAT_ZEROS : 0u) |
+         (group_rows > 1u ? CLB_FORMAT_BLOCKS : 0u);
+}
+
+uint32_t clb_cuda_format(const clb_tensor* tensor) {
+  return format_word(tensor->precision, tensor->group_rows, tensor->group_cols, tensor->cols, tensor->zeros != NULL);
+}
+
+uint32_t clb_cuda_section_format(const clb_section_desc* section) {
+  return format_word(section->precision, section->group_rows, section->group_cols, section->cols,
+                     section->zeros_offset != 0u);
+}
+
+int32_t clb_cuda_make_fp16(const struct clb_cuda* cuda, clb_driver* driver, const clb_tensor* tensor) {
+  if (tensor->precision != CLB_BF16 || cuda->precision != CLB_FP16) {
+    return CLB_OK;
+  }
+  const uint64_t bytes = clb_layout_bytes(CLB_LAYOUT_MMA, CLB_BF16, tensor->rows, tensor->cols);
+  const clb_to_fp16_args args = {.data = (uint64_t)(uintptr_t)tensor->data, .vectors = bytes / 16u};
+  const uint64_t blocks = (args.vectors + CLB_MATMUL_THREADS - 1u) / CLB_MATMUL_THREADS;
+  const clb_launch launch = {.function = cuda->functions[CLB_CUDA_TO_FP16],
+                             .args = &args,
+                             .grid = {blocks < BLOCKS_MAX ? (uint32_t)blocks : BLOCKS_MAX, 1u, 1u},
+                             .block = {CLB_MATMUL_THREADS, 1u, 1u},
+                             .shared_bytes = 0u,
+                             .edge = CLB_EDGE_FULL};
+  return driver->launch(driver, cuda->device.copy_stream, &launch);
+}
+
+/* Two fp16 scales, or one of fp32. */
+static uint32_t dummy_scale(const clb_tensor* tensor, float half_width) {
+  if (tensor->precision == CLB_FP8) {
+    return clb_bits_of_float(half_width / 194.0f);
+  }
+  const uint32_t scale = clb_half_of_float(half_width / (tensor->precision == CLB_INT8 ? 127.0f : 8.0f));
+  return scale << 16 | scale;
+}
+
+/* parts: of a quantised matrix. */
+static int32_t fill_dummy(const loader* state, clb_place place, const clb_tensor* tensor, const clb_parts* parts) {
   clb_driver* const d = driver_of(state);
+  const float half_width = clb_dummy_half_width(place.role, tensor->cols);
   const clb_dummy_args args = {.output = (uint64_t)(uintptr_t)tensor->data,
                                .key = clb_dummy_key(state->config->dummy_seed, place),
+                               .scales_at = parts->scales_at,
+                               .scale_words = (parts->scales + 3u) / 4u,
                                .rows = tensor->rows,
                                .cols = tensor->cols,
-                               .half_width = clb_dummy_half_width(place.role, tensor->cols),
+                               .half_width = half_width,
                                .precision = tensor->precision,
                                .tiled = tensor->layout == CLB_LAYOUT_MMA ? 1u : 0u,
-                               .by_column = place.role == CLB_ROLE_DOWN ? 1u : 0u};
+                               .by_column = place.role == CLB_ROLE_DOWN ? 1u : 0u,
+                               .scale = clb_is_quantised(tensor->precision) ? dummy_scale(tensor, half_width) : 0u};
   const uint64_t values = (uint64_t)tensor->rows * tensor->cols;
   const uint64_t blocks = (values + CLB_DUMMY_VALUES - 1u) / CLB_DUMMY_VALUES;
   const clb_launch launch = {.function = state->cuda->functions[CLB_CUDA_DUMMY],
                              .args = &args,
-                             .grid = {blocks < DUMMY_BLOCKS_MAX ? (uint32_t)blocks : DUMMY_BLOCKS_MAX, 1u, 1u},
+                             .grid = {blocks < BLOCKS_MAX ? (uint32_t)blocks : BLOCKS_MAX, 1u, 1u},
                              .block = {CLB_MATMUL_THREADS, 1u, 1u},
                              .shared_bytes = 0u,
                              .edge = CLB_EDGE_FULL};
-  return d->launch(d, state->cuda->device.copy_stream, &launch);
+  const int32_t status = d->launch(d, state->cuda->device.copy_stream, &launch);
+  if (status != CLB_OK || parts->zeros == 0u) {
+    return status;
+  }
+  return d->fill(d, state->cuda->device.copy_stream, args.output + parts->zeros_at, INT4_MIDDLE, parts->zeros);
 }
 
 /* ------------------------------------------------------------ laying out */
 
-static bool has_section(const clb_model_desc* model, clb_place place) {
-  for (uint32_t i = 0; i < model->section_count; ++i) {
-    const clb_section_desc* const section = &model->section_table[i];
-    if (section->role == place.role && section->layer == place.layer && section->expert == place.expert) {
-      return true;
-    }
-  }
-  return false;
+/* Dummy weights: the sections of a description one after the other, or without sections what the model needs: a walk
+   over all of them. */
+typedef struct dummy_walk {
+  clb_section_desc section; /* the next one */
+  uint64_t offset;          /* where it lies */
+  clb_parts parts;
+  clb_place place;
+  uint32_t index;
+} dummy_walk;
+
+static dummy_walk dummy_begin(void) {
+  return (dummy_walk){.place = {0u, -1, -1}, .parts = {0, 0, 0, 0, 0, 0}, .offset = 0u, .index = 0u};
 }
 
-/* Calls of this function, in the order of clb_place_next, lay dummy weights one after the other; optional ones are
-   there iff the description has them. Returns false for a place that stays empty. */
-static bool lay_out_tiles(const clb_model_desc* model, clb_place place, uint64_t* end, uint64_t* offset) {
+/* The section of a place of a model without a description: bf16 and fp32; false: it has none. */
+static bool default_section(const clb_model_desc* model, clb_place place, clb_section_desc* section) {
   const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
-  if (demand.rows == 0u || (demand.optional != 0u && !has_section(model, place))) {
-    return false;
+  *section = (clb_section_desc){.role = place.role,
+                                .layer = place.layer,
+                                .expert = place.expert,
+                                .precision = demand.narrow != 0u ? CLB_BF16 : CLB_FP32,
+                                .layout = demand.narrow != 0u ? CLB_LAYOUT_MMA : CLB_LAYOUT_FLAT,
+                                .rows = demand.rows,
+                                .cols = demand.cols};
+  return demand.rows != 0u && demand.optional == 0u;
+}
+
+/* The next section, behind the one before; false: there is none. */
+static bool dummy_next(const clb_model_desc* model, dummy_walk* walk) {
+  walk->offset = clb_align_up(walk->offset + walk->parts.bytes, BLOCK_ALIGNMENT);
+  walk->parts.bytes = 0u;
+  if (model->section_count != 0u) {
+    if (walk->index == model->section_count) {
+      return false;
+    }
+    walk->section = model->section_table[walk->index];
+  } else {
+    bool found = false;
+    while (!found) {
+      if (walk->index != 0u && !clb_place_next(model, &walk->place)) {
+        return false;
+      }
+      ++walk->index;
+      found = default_section(model, walk->place, &walk->section);
+    }
   }
-  const bool narrow = demand.narrow != 0u;
-  *offset = *end;
-  *end = clb_align_up(*end + clb_layout_bytes(narrow ? CLB_LAYOUT_MMA : CLB_LAYOUT_FLAT,
-                                              narrow ? clb_cuda_precision(model) : CLB_FP32, demand.rows, demand.cols),
-                      BLOCK_ALIGNMENT);
+  ++walk->index;
+  walk->parts = clb_parts_of(&walk->section);
   return true;
 }
 
 int32_t clb_cuda_weights_bytes(const clb_engine_config* config, uint64_t* bytes, clb_error* error) {
-  uint64_t end = 0;
-  uint64_t offset;
-  clb_place place = {0, -1, -1};
   if (config->weights == CLB_WEIGHTS_FILES) {
     clb_placement placement;
     const int32_t status = clb_placement_make(config->model, CLB_LAYOUT_MMA, &placement, error);
@@ -96,17 +191,19 @@ int32_t clb_cuda_weights_bytes(const clb_engine_config* config, uint64_t* bytes,
     }
     return status;
   }
-  do {
-    (void)lay_out_tiles(config->model, place, &end, &offset);
-  } while (clb_place_next(config->model, &place));
-  *bytes = end;
+  dummy_walk walk = dummy_begin();
+  while (dummy_next(config->model, &walk)) {
+  }
+  *bytes = walk.offset;
   return CLB_OK;
 }
 
 uint32_t clb_cuda_precision(const clb_model_desc* model) {
   for (uint32_t i = 0; i < model->section_count; ++i) {
-    if (model->section_table[i].role == CLB_ROLE_EMBEDDING) {
-      return model->section_table[i].precision;
+    const clb_section_desc* const section = &model->section_table[i];
+    if (section->precision != CLB_BF16 &&
+        clb_demand_of(model, section->role, section->layer, section->expert).narrow != 0u) {
+      return CLB_FP16;
     }
   }
   return CLB_BF16;
@@ -116,17 +213,15 @@ uint32_t clb_cuda_precision(const clb_model_desc* model) {
 
 static int32_t load_dummy(const loader* state, clb_weight_table* table) {
   const clb_model_desc* const model = state->config->model;
-  uint64_t end = 0;
-  uint64_t offset;
-  clb_place place = {0, -1, -1};
+  dummy_walk walk = dummy_begin();
   int32_t status = CLB_OK;
-  do {
-    if (lay_out_tiles(model, place, &end, &offset)) {
-      const clb_demand demand = clb_demand_of(model, place.role, place.layer, place.expert);
-      set_tensor(state, table, place, demand.narrow != 0u ? clb_cuda_precision(model) : CLB_FP32, offset);
-      status = fill_dummy(state, place, clb_weight(table, place.role, place.layer, place.expert));
-    }
-  } while (status == CLB_OK && clb_place_next(model, &place));
+  while (status == CLB_OK && dummy_next(model, &walk)) {
+    const clb_section_desc* const section = &walk.section;
+    const clb_place place = {section->role, section->layer, section->expert};
+    const uint32_t precision = section->precision == CLB_BF16 ? state->cuda->precision : section->precision;
+    set_tensor(state, table, place, precision, section, walk.offset);
+    status = fill_dummy(state, place, clb_weight(table, place.role, place.layer, place.expert), &walk.parts);
+  }
   return status;
 }
 
@@ -137,7 +232,7 @@ static int32_t place_pack(loader* state, clb_weight_table* table, clb_error* err
   for (uint32_t i = 0; status == CLB_OK && i < model->section_count; ++i) {
     const clb_section_desc* const section = &model->section_table[i];
     const clb_place place = {section->role, section->layer, section->expert};
-    set_tensor(state, table, place, section->precision, state->placement.sections[i]);
+    set_tensor(state, table, place, section->precision, section, state->placement.sections[i]);
   }
   return status;
 }
@@ -145,12 +240,42 @@ static int32_t place_pack(loader* state, clb_weight_table* table, clb_error* err
 clb_expert_weights clb_cuda_expert(const clb_tensor parts[3]) {
   return (clb_expert_weights){.gate = (uint64_t)(uintptr_t)parts[0].data,
                               .up = (uint64_t)(uintptr_t)parts[1].data,
-                              .down = (uint64_t)(uintptr_t)parts[2].data};
+                              .down = (uint64_t)(uintptr_t)parts[2].data,
+                              .format = clb_cuda_format(&parts[0]),
+                              .down_format = clb_cuda_format(&parts[2])};
 }
 
 /* gate, up and down lie side by side in the table. */
 static clb_expert_weights expert_of(const clb_weight_table* table, uint32_t layer, int32_t expert) {
   return clb_cuda_expert(clb_weight(table, CLB_ROLE_GATE, (int32_t)layer, expert));
+}
+
+/* Which kernels the experts need; gate and up must be alike. */
+static int32_t find_formats(const loader* state, const clb_weight_table* table, clb_error* error) {
+  struct clb_cuda* const cuda = state->cuda;
+  const clb_model_desc* const model = state->config->model;
+  for (uint32_t layer = 0; layer < model->layers; ++layer) {
+    const int32_t experts = (int32_t)model->layer_table[layer].experts;
+    for (int32_t expert = -1; expert < experts; ++expert) { /* -1: the shared one */
+      const clb_tensor* const parts = clb_weight(table, CLB_ROLE_GATE, (int32_t)layer, expert);
+      if (parts[0].data == NULL) {
+        continue;
+      }
+      if (clb_cuda_format(&parts[0]) != clb_cuda_format(&parts[1])) {
+        char text[CLB_PLACE_BYTES];
+        const clb_place place = {CLB_ROLE_GATE, (int32_t)layer, expert};
+        return clb_fail(error, CLB_ERR_UNSUPPORTED,
+                        "%s: gate and up have two formats; the CUDA kernels take one, so convert the model again",
+                        clb_place_text(place, text));
+      }
+      for (uint32_t part = 0; part < 3u; part += 2u) {
+        const uint32_t format = clb_cuda_format(&parts[part]);
+        cuda->kinds |= 1u << CLB_FORMAT_KIND(format);
+        cuda->meta = CLB_FORMAT_META(format) > cuda->meta ? CLB_FORMAT_META(format) : cuda->meta;
+      }
+    }
+  }
+  return CLB_OK;
 }
 
 static uint64_t table_row(const clb_model_desc* model, uint32_t layer) {
@@ -195,6 +320,22 @@ static int32_t copy_tables(const loader* state, const clb_weight_table* table) {
   return status != CLB_OK ? status : d->stream_wait(d, stream);
 }
 
+/* Bytes that two layers share are converted once. */
+static int32_t make_all_fp16(const loader* state, clb_weight_table* table) {
+  const clb_model_desc* const model = state->config->model;
+  const clb_section_desc* const* const sorted = (const clb_section_desc* const*)state->placement.sorted;
+  int32_t status = CLB_OK;
+  for (uint32_t i = 0; status == CLB_OK && i < model->section_count; ++i) {
+    const clb_section_desc* const section = sorted[i];
+    const bool again = i > 0u && sorted[i - 1u]->file == section->file && sorted[i - 1u]->offset == section->offset;
+    const uint32_t index = clb_weight_index(table, section->role, section->layer, section->expert);
+    clb_tensor* const tensor = &table->tensors[index];
+    status = again ? CLB_OK : clb_cuda_make_fp16(state->cuda, driver_of(state), tensor);
+    tensor->precision = tensor->precision == CLB_BF16 ? state->cuda->precision : tensor->precision;
+  }
+  return status;
+}
+
 /* Files are read by threads while this one does something else, and then joins them. */
 static int32_t load_pack(loader* state, clb_weight_table* table, clb_cuda_meanwhile meanwhile, clb_error* error) {
   clb_cuda_readers readers;
@@ -202,8 +343,12 @@ static int32_t load_pack(loader* state, clb_weight_table* table, clb_cuda_meanwh
   if (status != CLB_OK) {
     return status;
   }
-  clb_cuda_read_begin(&readers, state->engine, state->config, &state->placement);
-  status = clb_cuda_read_end(&readers, meanwhile(state->engine, error), error);
+  status = find_formats(state, table, error);
+  if (status == CLB_OK) {
+    clb_cuda_read_begin(&readers, state->engine, state->config, &state->placement);
+    status = clb_cuda_read_end(&readers, meanwhile(state->engine, error), error);
+    status = status != CLB_OK ? status : make_all_fp16(state, table);
+  }
   clb_placement_free(&state->placement);
   return status;
 }
@@ -218,6 +363,7 @@ int32_t clb_cuda_load(clb_engine* engine, const clb_engine_config* config, void*
   place_tables(&state);
   if (config->weights == CLB_WEIGHTS_DUMMY) {
     status = load_dummy(&state, table);
+    status = status != CLB_OK ? status : find_formats(&state, table, error);
     status = status != CLB_OK ? status : meanwhile(engine, error);
   } else {
     status = load_pack(&state, table, meanwhile, error);

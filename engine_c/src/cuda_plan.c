@@ -66,27 +66,33 @@ static int32_t check_layers(const clb_model_desc* model, clb_error* error) {
   return CLB_OK;
 }
 
-/* All matrices have one 16-bit precision, in tiles; else the message says what to convert. */
-static int32_t check_sections(const clb_model_desc* model, clb_error* error) {
-  uint32_t precision = CLB_FP32;
-  for (uint32_t i = 0; i < model->section_count; ++i) {
-    const clb_section_desc* const section = &model->section_table[i];
-    const clb_demand demand = clb_demand_of(model, section->role, section->layer, section->expert);
-    if (demand.narrow == 0u) {
-      continue;
-    }
-    precision = precision == CLB_FP32 ? section->precision : precision;
-    if (section->precision == CLB_FP32 || section->precision != precision) {
-      return clb_fail(error, CLB_ERR_UNSUPPORTED,
-                      "the CUDA kernels take one 16-bit precision for all matrices, this model has fp32 or several; "
-                      "convert it with --dtype bf16, or use device: cpu");
-    }
-    if (section->layout != CLB_LAYOUT_MMA) {
-      return clb_fail(error, CLB_ERR_UNSUPPORTED,
-                      "the pack is not laid out for CUDA; make another with `colibrid convert --backend cuda`");
-    }
+static int32_t check_section(const clb_section_desc* section, clb_error* error) {
+  if (section->precision == CLB_FP32) {
+    return clb_fail(error, CLB_ERR_UNSUPPORTED,
+                    "the CUDA kernels take no fp32 matrices; convert the model with --dtype bf16, or use device: cpu");
+  }
+  if (section->layout != CLB_LAYOUT_MMA) {
+    return clb_fail(error, CLB_ERR_UNSUPPORTED,
+                    "the pack is not laid out for CUDA; make another with `colibrid convert --backend cuda`");
+  }
+  if (section->role == CLB_ROLE_EMBEDDING && clb_is_quantised(section->precision)) {
+    return clb_fail(error, CLB_ERR_UNSUPPORTED,
+                    "the embedding is quantised; the CUDA kernels take it in bf16 or fp16, so convert it with "
+                    "embedding=bf16, or use device: cpu");
   }
   return CLB_OK;
+}
+
+/* Matrices are of 16 bits or quantised, in tiles; else the message says what to convert. */
+static int32_t check_sections(const clb_model_desc* model, clb_error* error) {
+  int32_t status = CLB_OK;
+  for (uint32_t i = 0; status == CLB_OK && i < model->section_count; ++i) {
+    const clb_section_desc* const section = &model->section_table[i];
+    if (clb_demand_of(model, section->role, section->layer, section->expert).narrow != 0u) {
+      status = check_section(section, error);
+    }
+  }
+  return status;
 }
 
 int32_t clb_cuda_model_check(const clb_engine_config* config, clb_error* error) {

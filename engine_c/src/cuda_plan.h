@@ -22,7 +22,7 @@
 #define CLB_CUDA_READERS 8u      /* threads that read files, at most */
 #define CLB_CUDA_USAGE 3u        /* assignments, trimmed and dropped, as they lie in clb_device_slot */
 /* Nodes of a step's graph at most, and what the driver keeps of each on the device: 2.4 KB were measured on an H200. */
-#define CLB_CUDA_LAYER_NODES 16u
+#define CLB_CUDA_LAYER_NODES 24u
 #define CLB_CUDA_STEP_NODES 8u
 #define CLB_CUDA_NODE_BYTES 4096u
 

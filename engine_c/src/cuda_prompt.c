@@ -35,8 +35,9 @@ static void launch_units(builder* b, uint32_t kernel, const void* args, const fo
 
 static void prompt_linear(builder* b, const clb_matmul_many_args* args) {
   const form with = form_of(b);
-  launch_units(b, CLB_CUDA_LINEAR_MANY, args, &with,
-               divide_up(b->rows, with.rows) * divide_up(args->rows, with.weight_rows));
+  const uint32_t kind = CLB_FORMAT_KIND(args->format);
+  launch_units(b, kind == CLB_KIND_HALF ? CLB_CUDA_LINEAR_MANY : CLB_CUDA_LINEAR_QUANT_MANY + kind - CLB_KIND_INT8,
+               args, &with, divide_up(b->rows, with.rows) * divide_up(args->rows, with.weight_rows));
 }
 
 static void prompt_qkv(builder* b, uint32_t layer) {
@@ -52,7 +53,8 @@ static void prompt_qkv(builder* b, uint32_t layer) {
                                      .output_stride = rows,
                                      .rows = rows,
                                      .cols = model->hidden,
-                                     .epsilon = model->rms_norm_eps};
+                                     .epsilon = model->rms_norm_eps,
+                                     .format = weight_format(b, CLB_ROLE_QKV, (int32_t)layer)};
   prompt_linear(b, &args);
 }
 
@@ -69,7 +71,8 @@ static void prompt_out(builder* b, uint32_t layer) {
                                      .next_sumsq = at(b, p->sumsq[1]),
                                      .rows = model->hidden,
                                      .cols = model->heads * model->head_dim,
-                                     .epsilon = model->rms_norm_eps};
+                                     .epsilon = model->rms_norm_eps,
+                                     .format = weight_format(b, CLB_ROLE_OUT, (int32_t)layer)};
   prompt_linear(b, &args);
 }
 
@@ -137,12 +140,29 @@ static void prompt_route(builder* b, uint32_t layer) {
   }
 }
 
-/* One expert pair over many rows: the routed experts by bucket, or with `offsets` 0 a single expert over all rows. */
-static void expert_pair(builder* b, const clb_expert_many_args* args, uint32_t assignments) {
+/* One expert pair over many rows: the routed experts by bucket, or with `offsets` 0 a single expert over all rows. A
+   node for each of `kinds` of weights takes the experts of that kind. */
+static void expert_pair(builder* b, const clb_expert_many_args* args, uint32_t kinds, uint32_t assignments) {
   const form with = form_of(b);
   const uint32_t row_blocks = divide_up(assignments, with.rows) + args->expert_count;
-  launch_units(b, CLB_CUDA_GATE_UP_MANY, args, &with, divide_up(args->width, with.weight_rows / 2u) * row_blocks);
-  launch_units(b, CLB_CUDA_DOWN_MANY, args, &with, divide_up(args->hidden, with.weight_rows) * row_blocks);
+  const uint32_t up = divide_up(args->width, with.weight_rows / 2u) * row_blocks;
+  const uint32_t down = divide_up(args->hidden, with.weight_rows) * row_blocks;
+  if ((kinds & 1u << CLB_KIND_HALF) != 0u) {
+    launch_units(b, CLB_CUDA_GATE_UP_MANY, args, &with, up);
+  }
+  for (uint32_t kind = CLB_KIND_INT8; kind <= CLB_KIND_FP8; ++kind) {
+    if ((kinds & 1u << kind) != 0u) {
+      launch_units(b, CLB_CUDA_GATE_UP_QUANT_MANY + kind - CLB_KIND_INT8, args, &with, up);
+    }
+  }
+  if ((kinds & 1u << CLB_KIND_HALF) != 0u) {
+    launch_units(b, CLB_CUDA_DOWN_MANY, args, &with, down);
+  }
+  for (uint32_t kind = CLB_KIND_INT8; kind <= CLB_KIND_FP8; ++kind) {
+    if ((kinds & 1u << kind) != 0u) {
+      launch_units(b, CLB_CUDA_DOWN_QUANT_MANY + kind - CLB_KIND_INT8, args, &with, down);
+    }
+  }
 }
 
 static void routed_experts(builder* b, uint32_t layer, const clb_layer_desc* desc) {
@@ -161,7 +181,13 @@ static void routed_experts(builder* b, uint32_t layer, const clb_layer_desc* des
                                      .hidden = model->hidden,
                                      .width = desc->expert_width,
                                      .epsilon = model->rms_norm_eps};
-  expert_pair(b, &args, b->rows * b->engine->sizes.k_max);
+  expert_pair(b, &args, b->cuda->kinds, b->rows * b->engine->sizes.k_max);
+}
+
+/* Kinds of the matrices of the shared expert, or of a dense FFN. */
+static uint32_t shared_kinds(const builder* b, uint32_t layer) {
+  return 1u << CLB_FORMAT_KIND(weight_format(b, CLB_ROLE_GATE, (int32_t)layer)) |
+         1u << CLB_FORMAT_KIND(weight_format(b, CLB_ROLE_DOWN, (int32_t)layer));
 }
 
 static void prompt_experts(builder* b, uint32_t layer) {
@@ -184,7 +210,7 @@ static void prompt_experts(builder* b, uint32_t layer) {
                                        .hidden = model->hidden,
                                        .width = desc->shared_width,
                                        .epsilon = model->rms_norm_eps};
-    expert_pair(b, &args, b->rows);
+    expert_pair(b, &args, shared_kinds(b, layer), b->rows);
   }
   const clb_combine_args combine = {.partial = desc->experts != 0u ? at(b, p->expert_partial) : 0u,
                                     .indices = at(b, p->indices),

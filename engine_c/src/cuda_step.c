@@ -36,10 +36,27 @@ static void embed(builder* b, uint64_t list) {
 
 /* --------------------------------------------------------------- attention */
 
+static void launch_quantised(builder* b, const clb_matmul_args* args, uint32_t most_rows) {
+  const uint32_t kind = CLB_FORMAT_KIND(args->format) - CLB_KIND_INT8;
+  const uint32_t meta = CLB_FORMAT_META(args->format);
+  const uint32_t tiles = divide_up(args->rows, CLB_TILE);
+  if (most_rows <= EIGHT) {
+    launch(b, CLB_CUDA_LINEAR_QUANT_8 + kind, args,
+           (uint32_t[3]){wanted_blocks(b, tiles, CLB_LINEAR_QUANT_8_BLOCKS), 1u, 1u}, CLB_MATMUL_THREADS,
+           CLB_QUANT_SHARED(CLB_LINEAR_QUANT_8_STAGES, 1u, meta));
+  } else {
+    launch(b, CLB_CUDA_LINEAR_QUANT + kind, args,
+           (uint32_t[3]){wanted_blocks(b, divide_up(tiles, 2u), CLB_LINEAR_QUANT_BLOCKS), 1u, 1u}, CLB_MATMUL_THREADS,
+           CLB_QUANT_SHARED(CLB_LINEAR_QUANT_STAGES, 2u, meta));
+  }
+}
+
 static void launch_linear(builder* b, const clb_matmul_args* args, uint32_t most_rows) {
   const uint32_t tiles = divide_up(args->rows, CLB_TILE);
   const uint32_t blocks = b->cuda->device.multiprocessors;
-  if (most_rows <= EIGHT) {
+  if (CLB_FORMAT_KIND(args->format) != CLB_KIND_HALF) {
+    launch_quantised(b, args, most_rows);
+  } else if (most_rows <= EIGHT) {
     launch(b, CLB_CUDA_LINEAR_8, args, (uint32_t[3]){wanted_blocks(b, tiles, CLB_LINEAR_8_BLOCKS), 1u, 1u},
            CLB_MATMUL_THREADS, CLB_LINEAR_8_SHARED);
   } else if (tiles >= blocks * WIDE_TILES) {
@@ -64,7 +81,8 @@ static void project_qkv(builder* b, uint32_t layer) {
                                 .rows = rows,
                                 .cols = model->hidden,
                                 .sumsq_count = model->hidden / CLB_TILE,
-                                .epsilon = model->rms_norm_eps};
+                                .epsilon = model->rms_norm_eps,
+                                .format = weight_format(b, CLB_ROLE_QKV, (int32_t)layer)};
   launch_linear(b, &args, b->rows);
 }
 
@@ -81,7 +99,8 @@ static void project_out(builder* b, uint32_t layer) {
                                 .next_sumsq = at(b, p->sumsq[1]),
                                 .rows = model->hidden,
                                 .cols = model->heads * model->head_dim,
-                                .epsilon = model->rms_norm_eps};
+                                .epsilon = model->rms_norm_eps,
+                                .format = weight_format(b, CLB_ROLE_OUT, (int32_t)layer)};
   launch_linear(b, &args, b->rows);
 }
 
@@ -127,6 +146,48 @@ static uint32_t shared_parts(const clb_layer_desc* desc) {
   return desc->shared_width == 0u ? 0u : (parts == 0u ? 1u : parts);
 }
 
+/* How an expert kernel is launched: of one 16-bit format, or of mixed ones. */
+typedef struct expert_form {
+  uint32_t kernel;
+  uint32_t blocks; /* a multiprocessor */
+  uint32_t shared_bytes;
+} expert_form;
+
+static expert_form gate_up_form(const builder* b) {
+  const uint32_t meta = b->cuda->meta;
+  if (clb_cuda_mixed(b->cuda)) {
+    return b->rows <= EIGHT ? (expert_form){CLB_CUDA_GATE_UP_MIXED_8, CLB_GATE_UP_MIXED_8_BLOCKS,
+                                            CLB_QUANT_SHARED(CLB_GATE_UP_MIXED_8_STAGES, 2u, meta)}
+                            : (expert_form){CLB_CUDA_GATE_UP_MIXED, CLB_GATE_UP_MIXED_BLOCKS,
+                                            CLB_QUANT_SHARED(CLB_GATE_UP_MIXED_STAGES, 2u, meta)};
+  }
+  return b->rows <= EIGHT ? (expert_form){CLB_CUDA_GATE_UP_8, CLB_GATE_UP_8_BLOCKS, CLB_GATE_UP_8_SHARED}
+                          : (expert_form){CLB_CUDA_GATE_UP, CLB_GATE_UP_BLOCKS, CLB_GATE_UP_SHARED};
+}
+
+static expert_form down_form(const builder* b) {
+  const uint32_t meta = b->cuda->meta;
+  if (clb_cuda_mixed(b->cuda)) {
+    return b->rows <= EIGHT ? (expert_form){CLB_CUDA_DOWN_MIXED_8, CLB_DOWN_MIXED_8_BLOCKS,
+                                            CLB_QUANT_SHARED(CLB_DOWN_MIXED_8_STAGES, 2u, meta)}
+                            : (expert_form){CLB_CUDA_DOWN_MIXED, CLB_DOWN_MIXED_BLOCKS,
+                                            CLB_QUANT_SHARED(CLB_DOWN_MIXED_STAGES, 2u, meta)};
+  }
+  return b->rows <= EIGHT ? (expert_form){CLB_CUDA_DOWN_8, CLB_DOWN_8_BLOCKS, CLB_DOWN_8_SHARED}
+                          : (expert_form){CLB_CUDA_DOWN, CLB_DOWN_BLOCKS, CLB_DOWN_SHARED};
+}
+
+/* units: most that can be in use. */
+static void launch_experts(builder* b, const clb_expert_gate_up_args* up, uint32_t up_units,
+                           const clb_expert_down_args* down, uint32_t down_units) {
+  const expert_form first = gate_up_form(b);
+  const expert_form second = down_form(b);
+  launch(b, first.kernel, up, (uint32_t[3]){wanted_blocks(b, up_units, first.blocks), 1u, 1u}, CLB_MATMUL_THREADS,
+         first.shared_bytes);
+  launch(b, second.kernel, down, (uint32_t[3]){wanted_blocks(b, down_units, second.blocks), 1u, 1u}, CLB_MATMUL_THREADS,
+         second.shared_bytes);
+}
+
 static void experts_few(builder* b, uint32_t layer) {
   const clb_model_desc* const model = &b->engine->model;
   const clb_layer_desc* const desc = &model->layer_table[layer];
@@ -145,7 +206,8 @@ static void experts_few(builder* b, uint32_t layer) {
                                       .hidden = model->hidden,
                                       .width = desc->expert_width,
                                       .shared_width = desc->shared_width,
-                                      .epsilon = model->rms_norm_eps};
+                                      .epsilon = model->rms_norm_eps,
+                                      .meta = b->cuda->meta};
   const clb_expert_down_args down = {.experts = up.experts,
                                      .shared = up.shared,
                                      .indices = up.indices,
@@ -165,18 +227,13 @@ static void experts_few(builder* b, uint32_t layer) {
                                      .hidden = model->hidden,
                                      .width = desc->expert_width,
                                      .shared_width = desc->shared_width,
-                                     .shared_parts = shared_parts(desc)};
+                                     .shared_parts = shared_parts(desc),
+                                     .meta = b->cuda->meta};
   const uint32_t ranks = desc->experts == 0u ? 0u : k_max;
-  const bool eight = b->rows <= EIGHT;
   /* Most units that can be in use. */
   const uint32_t up_units = b->rows * ranks * (desc->expert_width / CLB_TILE) + desc->shared_width / CLB_TILE;
   const uint32_t down_units = (b->rows * ranks + down.shared_parts) * divide_up(model->hidden, 2u * CLB_TILE);
-  const uint32_t up_blocks = wanted_blocks(b, up_units, eight ? CLB_GATE_UP_8_BLOCKS : CLB_GATE_UP_BLOCKS);
-  const uint32_t down_blocks = wanted_blocks(b, down_units, eight ? CLB_DOWN_8_BLOCKS : CLB_DOWN_BLOCKS);
-  launch(b, eight ? CLB_CUDA_GATE_UP_8 : CLB_CUDA_GATE_UP, &up, (uint32_t[3]){up_blocks, 1u, 1u}, CLB_MATMUL_THREADS,
-         eight ? CLB_GATE_UP_8_SHARED : CLB_GATE_UP_SHARED);
-  launch(b, eight ? CLB_CUDA_DOWN_8 : CLB_CUDA_DOWN, &down, (uint32_t[3]){down_blocks, 1u, 1u}, CLB_MATMUL_THREADS,
-         eight ? CLB_DOWN_8_SHARED : CLB_DOWN_SHARED);
+  launch_experts(b, &up, up_units, &down, down_units);
 }
 
 static void layers(builder* b) {
@@ -197,7 +254,8 @@ static void layers(builder* b) {
 static void head(builder* b, uint64_t chosen, uint64_t count, uint32_t most_rows, uint64_t candidates) {
   const clb_model_desc* const model = &b->engine->model;
   const clb_cuda_layout* const p = &b->cuda->at;
-  const clb_matmul_args args = {.weights = global(b, model->tied_head != 0u ? CLB_ROLE_EMBEDDING : CLB_ROLE_HEAD),
+  const uint32_t role = model->tied_head != 0u ? CLB_ROLE_EMBEDDING : CLB_ROLE_HEAD;
+  const clb_matmul_args args = {.weights = global(b, role),
                                 .input = at(b, p->input[0]),
                                 .sumsq = at(b, p->sumsq[0]),
                                 .input_rows = chosen,
@@ -208,7 +266,8 @@ static void head(builder* b, uint64_t chosen, uint64_t count, uint32_t most_rows
                                 .rows = model->vocab_size,
                                 .cols = model->hidden,
                                 .sumsq_count = model->hidden / CLB_TILE,
-                                .epsilon = model->rms_norm_eps};
+                                .epsilon = model->rms_norm_eps,
+                                .format = weight_format(b, role, -1)};
   launch_linear(b, &args, most_rows);
 }
 

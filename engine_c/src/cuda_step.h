@@ -51,6 +51,10 @@ static inline uint64_t weight(const builder* b, uint32_t role, uint32_t layer, i
   return (uint64_t)(uintptr_t)clb_weight(b->cuda->weights, role, (int32_t)layer, expert)->data;
 }
 
+static inline uint32_t weight_format(const builder* b, uint32_t role, int32_t layer) {
+  return clb_cuda_format(clb_weight(b->cuda->weights, role, layer, -1));
+}
+
 static inline uint64_t global(const builder* b, uint32_t role) {
   return (uint64_t)(uintptr_t)clb_weight(b->cuda->weights, role, -1, -1)->data;
 }

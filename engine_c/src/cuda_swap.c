@@ -10,19 +10,34 @@
 #include "cuda_internal.h"
 #include "invariant.h"
 
+/* Are there kernels, in the graphs that were built at open, for a matrix of an expert? */
+static bool is_computed(const struct clb_cuda* cuda, const clb_section_desc* section) {
+  const uint32_t format = clb_cuda_section_format(section);
+  const uint32_t kind = CLB_FORMAT_KIND(format);
+  if (kind == CLB_KIND_HALF && section->precision != cuda->precision && cuda->precision != CLB_FP16) {
+    return false;
+  }
+  return (cuda->kinds & 1u << kind) != 0u && CLB_FORMAT_META(format) <= cuda->meta;
+}
+
 static int32_t check_format(const clb_engine* engine, const clb_swap_desc* desc, clb_error* error) {
-  const uint32_t precision = engine->cuda->precision;
   for (uint32_t i = 0; i < CLB_EXPERT_PARTS; ++i) {
     if (desc->sections[i].layout != CLB_LAYOUT_MMA) {
       return clb_fail(error, CLB_ERR_UNSUPPORTED,
                       "file %s: is not laid out for CUDA; take it from a pack of `colibrid convert --backend cuda`",
                       desc->file->name);
     }
-    if (desc->sections[i].precision != precision) {
-      return clb_fail(error, CLB_ERR_UNSUPPORTED,
-                      "file %s: its precision is %u, but the engine was opened with kernels for %u; convert it",
-                      desc->file->name, desc->sections[i].precision, precision);
+    if (!is_computed(engine->cuda, &desc->sections[i])) {
+      return clb_fail(
+          error, CLB_ERR_UNSUPPORTED,
+          "file %s: precision %u in groups of %u columns is in no expert that the engine was opened with, so "
+          "its steps have no kernels for it; convert it to a format in use",
+          desc->file->name, desc->sections[i].precision, desc->sections[i].group_cols);
     }
+  }
+  if (clb_cuda_section_format(&desc->sections[0]) != clb_cuda_section_format(&desc->sections[1])) {
+    return clb_fail(error, CLB_ERR_UNSUPPORTED, "file %s: gate and up must have one format; convert it again",
+                    desc->file->name);
   }
   return CLB_OK;
 }
@@ -40,7 +55,14 @@ static int32_t put_part(clb_engine* engine, const clb_swap_part* part) {
 
 static int32_t wait_copies(clb_engine* engine) {
   clb_driver* const d = &engine->cuda->helper;
-  return d->stream_wait(d, engine->cuda->device.copy_stream);
+  int32_t status = CLB_OK;
+  for (uint32_t i = 0; status == CLB_OK && i < CLB_EXPERT_PARTS; ++i) {
+    clb_tensor* const part = &engine->swap.parts[i];
+    status = clb_cuda_make_fp16(engine->cuda, d, part);
+    part->precision = part->precision == CLB_BF16 ? engine->cuda->precision : part->precision;
+  }
+  const int32_t waited = d->stream_wait(d, engine->cuda->device.copy_stream);
+  return status != CLB_OK ? status : waited;
 }
 
 static int32_t bind_row(clb_engine* engine, uint32_t module, clb_error* error) {

@@ -6,18 +6,24 @@
 
 #define PART_ALIGNMENT 256u
 #define FP8_BLOCK 128u
+#define MMA_COLS 32u /* of a piece: kernels_cu/abi.h */
+#define MMA_INT4_COLS 64u
 
 static uint64_t pieces_of(uint64_t whole, uint64_t part) { return (whole + part - 1u) / part; }
 
-static uint64_t values_bytes(const clb_section_desc* section, uint64_t rows) {
-  switch (section->precision) {
-    case CLB_INT8:
-      return rows * clb_align_up(section->cols, 4);
-    case CLB_INT4:
-      return rows * section->cols / 2u;
-    default:
-      return rows * section->cols;
+/* Columns with those of padding. */
+static uint64_t padded_cols(const clb_section_desc* section) {
+  const bool int4 = section->precision == CLB_INT4;
+  if (section->layout == CLB_LAYOUT_MMA) {
+    return clb_align_up(section->cols, int4 ? MMA_INT4_COLS : MMA_COLS);
   }
+  return section->precision == CLB_INT8 ? clb_align_up(section->cols, 4) : section->cols;
+}
+
+/* Groups of a row, or of a row of blocks. */
+static uint64_t groups_across(const clb_section_desc* section) {
+  const bool padded = section->layout == CLB_LAYOUT_MMA && section->precision == CLB_INT4;
+  return pieces_of(padded ? padded_cols(section) : section->cols, section->group_cols);
 }
 
 clb_parts clb_parts_of(const clb_section_desc* section) {
@@ -29,8 +35,8 @@ clb_parts clb_parts_of(const clb_section_desc* section) {
   }
   const uint64_t rows = clb_align_up(section->rows, CLB_TILE_ROWS);
   const uint64_t group_rows = section->group_rows == 1u ? rows : pieces_of(section->rows, section->group_rows);
-  const uint64_t groups = group_rows * pieces_of(section->cols, section->group_cols);
-  parts.values = values_bytes(section, rows);
+  const uint64_t groups = group_rows * groups_across(section);
+  parts.values = rows * padded_cols(section) / (section->precision == CLB_INT4 ? 2u : 1u);
   parts.scales_at = clb_align_up(parts.values, PART_ALIGNMENT);
   parts.scales = groups * (section->precision == CLB_FP8 ? 4u : 2u);
   parts.bytes = parts.scales_at + parts.scales;
@@ -40,6 +46,14 @@ clb_parts clb_parts_of(const clb_section_desc* section) {
     parts.bytes = parts.zeros_at + parts.zeros;
   }
   return parts;
+}
+
+/* What the CUDA kernels do not know; NULL: they know the groups. */
+static const char* wrong_mma_groups(const clb_section_desc* section) {
+  const uint32_t cols = section->group_cols;
+  const bool known = cols == 128u || (section->precision == CLB_INT4 && (cols == 32u || cols == 64u)) ||
+                     (section->precision != CLB_INT4 && cols == section->cols);
+  return known ? NULL : "the CUDA kernels take groups of 128 columns, of int4 also 32 and 64, of int8 and fp8 a row";
 }
 
 /* Why the groups of a section do not fit its precision and shape; NULL: they do. */
@@ -70,12 +84,14 @@ int32_t clb_quantised_check(const clb_section_desc* section, const char* file, c
                ? CLB_OK
                : clb_fail(error, CLB_ERR_FORMAT, "file %s: %s has groups or scales, but is not quantised", file, place);
   }
-  if (section->layout != CLB_LAYOUT_ROWS16) {
+  if (section->layout == CLB_LAYOUT_FLAT) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED,
-                    "file %s: %s: layout %u of a quantised matrix is not built in; convert for the cpu backend", file,
-                    place, section->layout);
+                    "file %s: %s is quantised, but flat; convert it for the cpu or the cuda backend", file, place);
   }
-  const char* const wrong = wrong_groups(section);
+  const char* wrong = wrong_groups(section);
+  if (wrong == NULL && section->layout == CLB_LAYOUT_MMA) {
+    wrong = wrong_mma_groups(section);
+  }
   if (wrong != NULL) {
     return clb_fail(error, CLB_ERR_FORMAT, "file %s: %s: groups of %u x %u in %u x %u: %s", file, place,
                     section->group_rows, section->group_cols, section->rows, section->cols, wrong);

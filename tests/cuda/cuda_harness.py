@@ -42,7 +42,7 @@ def build_library(folder: Path) -> ctypes.CDLL | None:
     engine = ROOT / "engine_c"
     target = folder / "libseam.so"
     sources = [HERE / name for name in ("seam_trial.c", "seam_measure.c", "seam_fake.c")]
-    sources += [engine / "src" / name for name in ("channel.c", "routing.c", "driver_cuda.c", "loader_check.c")]
+    sources += [engine / "src" / name for name in ("channel.c", "routing.c", "driver_cuda.c")]
     flags = ["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     includes = [f"-I{engine / 'include'}", f"-I{engine / 'src'}"]
     subprocess.run([compiler, *flags, *includes, "-o", str(target), *map(str, sources), "-lm"], check=True)

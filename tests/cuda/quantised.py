@@ -104,14 +104,17 @@ def random_matrix(
         numbers = numbers - _spread(zeros, format_, rows, cols)
     elif format_.kind == "int4":
         numbers = numbers - 8
-    group = (format_.group if format_.blocks else 1, format_.group or cols)
-    parts = mma.mma_parts(values, scales, zeros, format_.kind, group)
-    return joined(*parts), numbers * _spread(scales, format_, rows, cols)
+    padding = 8 if format_.kind == "int4" and zeros is None else 0
+    groups_at = [part for part in (scales, zeros) if part is not None]
+    if not format_.blocks:
+        groups_at = [mma.mma_groups(part, cols, format_.kind, format_.group or cols) for part in groups_at]
+    laid_out = joined(mma.mma_values(values, format_.kind, padding=padding), *groups_at)
+    return laid_out, numbers * _spread(scales, format_, rows, cols)
 
 
-def joined(*parts: NDArray[Any] | None) -> NDArray[np.uint8]:
+def joined(*parts: NDArray[Any]) -> NDArray[np.uint8]:
     """Parts of a section, each at a multiple of 256 bytes."""
-    flat = [part.view(np.uint8).reshape(-1) for part in parts if part is not None]
+    flat = [part.view(np.uint8).reshape(-1) for part in parts]
     return np.concatenate([np.pad(part, (0, -part.size % 256)) for part in flat])
 
 

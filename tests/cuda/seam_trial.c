@@ -8,12 +8,27 @@
  * Owns: the graph, the driver table. Borrows: channel, arena, pinned memory, stream, functions.
  * Threads: one. Nothing is allocated after seam_open.
  */
+#include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../../engine_c/src/invariant.h"
+#include "../../engine_c/src/loader_internal.h"
 #include "seam_trial.h"
+
+/* The engine's own, of loader_check.c, which needs all of the loader. */
+int32_t clb_fail(clb_error* error, int32_t status, const char* format, ...) {
+  if (error != NULL) {
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(error->message, sizeof error->message, format, arguments);
+    va_end(arguments);
+    error->status = status;
+  }
+  return status;
+}
 
 #define SEAM_AHEAD 2u /* steps launched and not yet seen */
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from colibrid.errors import ModelError
 from colibrid.model import mma_quantised as mma
+from colibrid.model.formats import FORMATS, Format
+from colibrid.model.layout import Tensor, place_one
+from colibrid.model.quantised import quantise, read_section, section_bytes
 
 ROWS, COLS = 20, 96  # two tiles of rows, of which the second is short; int4 pads the columns to 128
 
@@ -63,28 +67,29 @@ def test_fp8_shares_sixteen_bits_with_the_row_eight_further(place: tuple[int, in
 def test_scales_lie_by_tile_group_and_lane() -> None:
     """Rows g and g + 8 side by side; with groups of 32 columns both groups of a piece side by side."""
     scales = np.arange(ROWS * 3, dtype=np.float16).reshape(ROWS, 3)
-    single = mma.mma_scales(scales, 3).reshape(2, 3, 8, 2)
+    single = mma.mma_groups(scales, 192, "int4", 64).reshape(2, 3, 8, 2)
     assert (single[0, 2, 5, 1], single[1, 0, 3, 0], single[1, 1, 4, 0]) == (scales[13, 2], scales[19, 0], 0)
-    paired = mma.mma_pairs(scales, 4).reshape(2, 2, 8, 2, 2)
+    paired = mma.mma_groups(scales, COLS, "int4", 32).reshape(2, 2, 8, 2, 2)
     assert (paired[0, 1, 5, 0, 1], paired[0, 0, 6, 1, 0], paired[0, 1, 0, 1, 0]) == (scales[13, 2], scales[6, 1], 0)
 
 
-@pytest.mark.parametrize(
-    ("precision", "cols", "group_cols", "groups"),
-    [("int8", 96, 96, 1), ("int8", 160, 128, 2), ("int4", 32, 32, 2), ("int4", 96, 32, 4), ("int4", 128, 128, 1),
-     ("fp8", 176, 176, 1), ("fp8", 176, 128, 2)],
-)  # fmt: skip
-def test_groups_of_a_row_with_those_of_padding(
-    precision: mma.QuantisedPrecision, cols: int, group_cols: int, groups: int
-) -> None:
-    """One for a scale a row; of int4 as many as its padded columns have."""
-    assert mma.mma_groups(cols, precision, group_cols) == groups
+@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.quantised])
+def test_a_section_is_read_back(name: str) -> None:
+    """Values, scales and zero points of a matrix in mma are those that went in."""
+    section = place_one(Tensor("qkv", 0, None, (200, 384)), FORMATS[name], "mma", 256)
+    matrix = quantise(np.random.default_rng(4).normal(0, 1, (200, 384)).astype(np.float32), name)
+    data = b"".join(np.ascontiguousarray(part).tobytes() for part in section_bytes(section, [matrix]))
+    assert len(data) == section.bytes
+    back = read_section(section, data)
+    assert back.format == matrix.format
+    np.testing.assert_array_equal(back.values, matrix.values)
+    np.testing.assert_array_equal(back.scales, matrix.scales)
+    assert (back.zeros is None) == (matrix.zeros is None)
+    if back.zeros is not None:
+        np.testing.assert_array_equal(back.zeros, matrix.zeros)
 
 
-def test_parts_of_a_matrix_in_blocks_are_row_major() -> None:
-    """Scales of 128 x 128 blocks stay as they are."""
-    scales = np.arange(4, dtype=np.float32).reshape(2, 2)
-    values, laid_out, zeros = mma.mma_parts(np.zeros((200, 160), np.uint8), scales, None, "fp8", (128, 128))
-    assert values.size == 208 * 160
-    assert zeros is None
-    assert laid_out.tolist() == [0, 1, 2, 3]
+def test_groups_that_no_kernel_knows_are_refused() -> None:
+    """The message names the matrix, the groups, and those that there are."""
+    with pytest.raises(ModelError, match="qkv: int8 in groups of 64 columns; the CUDA kernels take groups of 128, or"):
+        place_one(Tensor("qkv", 0, None, (32, 128)), Format("int8-g64", "int8", 1, 64), "mma", 0)
