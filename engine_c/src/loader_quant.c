@@ -119,6 +119,19 @@ static uint64_t first_above(const unsigned char* data, uint64_t bytes, uint32_t 
   return i;
 }
 
+/* The first of two bytes that share two e4m3 numbers of mma (kernels_cu/abi.h), one of them a NaN, or `bytes`. */
+static uint64_t first_nan_pair(const unsigned char* data, uint64_t bytes) {
+  uint64_t i = 0;
+  while (i < bytes) {
+    const uint32_t both = data[i] | (uint32_t)data[i + 1u] << 8;
+    if ((both & 0x7fu) == 0x7fu || (both >> 7 & 0x7fu) == 0x7fu) {
+      break;
+    }
+    i += 2u;
+  }
+  return i;
+}
+
 /* The first byte of `data` (`bytes` of one part) that is not part of a number, or `bytes`. */
 static uint64_t first_bad(const clb_section_desc* section, bool scales, bool zeros, const unsigned char* data,
                           uint64_t bytes) {
@@ -130,7 +143,10 @@ static uint64_t first_bad(const clb_section_desc* section, bool scales, bool zer
   if (zeros) {
     return first_above(data, bytes, 0xffu, 15u);
   }
-  return section->precision == CLB_FP8 ? first_above(data, bytes, 0x7fu, 0x7eu) : bytes;
+  if (section->precision != CLB_FP8) {
+    return bytes;
+  }
+  return section->layout == CLB_LAYOUT_MMA ? first_nan_pair(data, bytes) : first_above(data, bytes, 0x7fu, 0x7eu);
 }
 
 uint64_t clb_first_bad_byte(const clb_section_desc* section, uint64_t begin, uint64_t end, const unsigned char* data) {

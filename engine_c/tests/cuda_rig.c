@@ -7,7 +7,7 @@
 #include "fake_cuda.h"
 #include "test.h"
 
-#define KERNELS 25u
+#define KERNELS 45u
 
 static fake_kernel kernels[KERNELS];
 static clb_device_kernel table[KERNELS];
@@ -191,7 +191,28 @@ static void add_kernel(uint32_t index, const char* name, uint32_t bytes, void (*
   table[index] = (clb_device_kernel){name, &kernels[index], bytes};
 }
 
+/* Of quantised weights; no step of the rig's model has them. */
+static void add_quantised(uint32_t index) {
+  static const char* const names[] = {
+      "clb_linear_quant_int8",        "clb_linear_quant_int4",        "clb_linear_quant_fp8",
+      "clb_linear_quant_8_int8",      "clb_linear_quant_8_int4",      "clb_linear_quant_8_fp8",
+      "clb_linear_many_int8",         "clb_linear_many_int4",         "clb_linear_many_fp8",
+      "clb_expert_gate_up_many_int8", "clb_expert_gate_up_many_int4", "clb_expert_gate_up_many_fp8",
+      "clb_expert_down_many_int8",    "clb_expert_down_many_int4",    "clb_expert_down_many_fp8"};
+  static const uint32_t bytes[] = {sizeof(clb_matmul_args), sizeof(clb_matmul_args), sizeof(clb_matmul_many_args),
+                                   sizeof(clb_expert_many_args), sizeof(clb_expert_many_args)};
+  for (uint32_t i = 0; i < 15u; ++i) {
+    add_kernel(index + i, names[i], bytes[i / 3u], run_nothing);
+  }
+  add_kernel(index + 15u, "clb_expert_gate_up_mixed", sizeof(clb_expert_gate_up_args), run_nothing);
+  add_kernel(index + 16u, "clb_expert_down_mixed", sizeof(clb_expert_down_args), run_nothing);
+  add_kernel(index + 17u, "clb_expert_gate_up_mixed_8", sizeof(clb_expert_gate_up_args), run_nothing);
+  add_kernel(index + 18u, "clb_expert_down_mixed_8", sizeof(clb_expert_down_args), run_nothing);
+  add_kernel(index + 19u, "clb_to_fp16", sizeof(clb_to_fp16_args), run_nothing);
+}
+
 static void make_kernels(void) {
+  add_quantised(25);
   add_kernel(0, "clb_embed_bf16", sizeof(clb_embed_args), run_embed);
   add_kernel(1, "clb_linear_bf16", sizeof(clb_matmul_args), run_nothing);
   add_kernel(2, "clb_linear_many_bf16", sizeof(clb_matmul_many_args), run_nothing);

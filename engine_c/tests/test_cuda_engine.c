@@ -391,7 +391,7 @@ static void what_does_not_fit_is_refused(void) {
   cuda_rig r;
   cuda_rig_init(&r, 0);
   r.device.kernel_count--; /* clb_dummy is the last one */
-  expect_refusal(&r, CLB_ERR_MODULE, "no cubin has the kernel clb_dummy");
+  expect_refusal(&r, CLB_ERR_MODULE, "no cubin has the kernel clb_to_fp16");
   cuda_rig_init(&r, 0);
   ((clb_device_kernel*)(uintptr_t)r.device.kernels)[15].parameter_bytes += 8u;
   expect_refusal(&r, CLB_ERR_MODULE, "kernel clb_sample takes a struct of 128 bytes");

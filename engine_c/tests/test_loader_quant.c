@@ -39,6 +39,14 @@ static void parts_of_each_precision(void) {
   const clb_parts c = clb_parts_of(&fp8);
   CHECK_EQ(c.values, 304 * 200);
   CHECK_EQ(c.scales, 3 * 2 * 4);
+  clb_section_desc pieces = section_of(CLB_INT8, 20, 144, 1, 128); /* of mma: 160 columns */
+  pieces.layout = CLB_LAYOUT_MMA;
+  CHECK_EQ(clb_parts_of(&pieces).values, 32 * 160);
+  CHECK_EQ(clb_parts_of(&pieces).scales, 32 * 2 * 2);
+  pieces = section_of(CLB_INT4, 20, 96, 1, 32); /* 128 columns, and so four groups */
+  pieces.layout = CLB_LAYOUT_MMA;
+  CHECK_EQ(clb_parts_of(&pieces).values, 32 * 64);
+  CHECK_EQ(clb_parts_of(&pieces).scales, 32 * 4 * 2);
 }
 
 static void expect(clb_section_desc section, int32_t status, const char* word) {
@@ -81,7 +89,10 @@ static void groups_that_fit_or_not(void) {
   expect(bent, CLB_ERR_FORMAT, "values at 576");
   bent = section_of(CLB_INT8, 20, 50, 1, 50);
   bent.layout = CLB_LAYOUT_FLAT;
-  expect(bent, CLB_ERR_UNSUPPORTED, "layout 0");
+  expect(bent, CLB_ERR_UNSUPPORTED, "is quantised, but flat");
+  bent = section_of(CLB_INT8, 20, 200, 1, 64);
+  bent.layout = CLB_LAYOUT_MMA;
+  expect(bent, CLB_ERR_FORMAT, "the CUDA kernels take groups of 128 columns");
   bent = (clb_section_desc){.precision = CLB_BF16, .rows = 20, .cols = 50, .group_cols = 50};
   expect(bent, CLB_ERR_FORMAT, "is not quantised");
 }

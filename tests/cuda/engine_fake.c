@@ -4,7 +4,7 @@
  */
 #include "../../engine_c/tests/fake_cuda.h"
 
-#define MAX_KERNELS 64u
+#define MAX_KERNELS 128u
 
 static fake_kernel kernels[MAX_KERNELS];
 static uint32_t kernel_count;
