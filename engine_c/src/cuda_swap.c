@@ -14,7 +14,8 @@
 static bool is_computed(const struct clb_cuda* cuda, const clb_section_desc* section) {
   const uint32_t format = clb_cuda_section_format(section);
   const uint32_t kind = CLB_FORMAT_KIND(format);
-  if (kind == CLB_KIND_HALF && section->precision != cuda->precision && cuda->precision != CLB_FP16) {
+  const bool is_wide = section->precision == CLB_FP32; /* and fp16 where all else is bf16 */
+  if (is_wide || (kind == CLB_KIND_HALF && section->precision != cuda->precision && cuda->precision != CLB_FP16)) {
     return false;
   }
   return (cuda->kinds & 1u << kind) != 0u && CLB_FORMAT_META(format) <= cuda->meta;
