@@ -89,7 +89,7 @@ def test_dummy_weights_of_every_format_are_those_of_the_cpu(device: Device, tmp_
     """A description alone is enough; the same seed gives the same model on both."""
     source, said = write_checkpoint(CASE, tmp_path / "src"), []
     for backend, where in (("cpu", {"max_seq_len": 48}), ("cuda", {"device": device, **SERVE})):
-        write_dummy_pack(source, tmp_path / backend, backend=backend, format_of=parse_plan(MIXED))  # type: ignore[arg-type]
+        write_dummy_pack(source, tmp_path / backend, backend=backend, plan=parse_plan(MIXED))  # type: ignore[arg-type]
         with InProcessEngine(tmp_path / backend, slots=1, weights="dummy", dummy_seed=5, **where) as engine:  # type: ignore[arg-type]
             (answer,) = engine.run([pool(PROMPT, RequestFlag.POOL_MEAN)])
         said.append(np.frombuffer(answer.pooled, np.float32).astype(np.float64))
