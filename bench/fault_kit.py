@@ -195,9 +195,12 @@ class Victim:
 
 
 def private_kib(pid: int) -> int:
-    """Memory that only this process has."""
+    """Memory that this process has written and shares with none.
+
+    Clean pages of files are left out: they count as private or shared with whoever else has the same files mapped.
+    """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
 
 
 def shared_memory_files() -> set[str]:

@@ -91,7 +91,7 @@ class Served:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def private_kib(self) -> tuple[int, int]:
-        """Memory that only the daemon has, and that only its engine has."""
+        """Memory that the daemon has written and shares with none, and its engine; clean pages of files are not counted."""
         (engine,) = (event["pid"] for event in self.events() if event["event"] == "engine_ready")
         return _private_kib(self.process.pid), _private_kib(engine)
 
@@ -155,7 +155,7 @@ def _children(pid: int) -> list[int]:
 
 def _private_kib(pid: int) -> int:
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
 
 
 def _resident_kib(pid: int) -> int:
