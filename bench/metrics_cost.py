@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from colibrid.batch.measures import ExpertLoad, Gaps, Measures
 from colibrid.batch.reports import EngineReport, Traffic
-from colibrid.config.settings import Settings
+from colibrid.config.settings import LimitsSettings, Settings
 from colibrid.engine import abi
 from colibrid.engine.state import EngineStatus
+from colibrid.http.gate import Gate
 from colibrid.http.metrics import METRICS, exposition
 from colibrid.http.routes import ROUTES
 from colibrid.http.served import Served
@@ -65,7 +66,13 @@ def state_of(load: ExpertLoad) -> Any:
     served = Served()
     served.count_routes(route.path for route in ROUTES)
     scheduler = SimpleNamespace(reports=(report,), expert_swaps=0, info=SimpleNamespace(model_id="model"))
-    return SimpleNamespace(scheduler=scheduler, settings=Settings(), served=served, incoming=SimpleNamespace(bytes=0))
+    return SimpleNamespace(
+        scheduler=scheduler,
+        settings=Settings(),
+        served=served,
+        incoming=SimpleNamespace(bytes=0),
+        gate=Gate(LimitsSettings()),
+    )
 
 
 def main() -> None:

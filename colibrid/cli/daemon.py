@@ -250,10 +250,10 @@ async def _open_http(
 
     reloader.subscribe(follow)
     reloader.subscribe(renew)
-    await start_server(state, listening.public, stack, None if tls is None else tls.listening)
+    assert parts.pool.swaps is not None, "make_service gives it"
+    admin = AdminState(swaps=parts.pool.swaps, reloader=reloader, drainer=_Drainer(parts.pool, life))
+    await start_server(state, listening.public, stack, None if tls is None else tls.listening, admin)
     if listening.admin is not None:
-        assert parts.pool.swaps is not None, "make_service gives it"
-        admin = AdminState(swaps=parts.pool.swaps, reloader=reloader, drainer=_Drainer(parts.pool, life))
         await run_application(create_admin(state, admin), [listening.admin], stack)
 
 

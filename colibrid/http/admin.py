@@ -1,6 +1,7 @@
 """The application on server.admin_socket: for whoever runs the daemon, told apart by the rights of the socket's file.
 
-One table holds its routes. Bodies, errors and log lines are as in the public API; there are no keys.
+One table holds its routes; the public application has them, too, for keys of scope admin. Bodies, errors and log lines are
+as in the public API; on the socket there are no keys.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ async def list_routes(_request: web.Request) -> web.Response:
     return json_response({"routes": [{"method": r.method, "path": r.path, "summary": r.summary} for r in ADMIN_ROUTES]})
 
 
-async def admin_metrics(request: web.Request) -> web.Response:
-    """For whoever may open the socket."""
+async def _metrics(request: web.Request) -> web.Response:
+    """For whoever may open the socket, whatever metrics.enabled says."""
     return metrics_response(request.app[STATE])
 
 
 ADMIN_ROUTES: tuple[AdminRoute, ...] = (
-    AdminRoute(method="GET", path="/admin", handler=list_routes, summary="The routes of this socket"),
+    AdminRoute(method="GET", path="/admin", handler=list_routes, summary="These routes"),
     AdminRoute(
         method="GET",
         path="/admin/experts",
@@ -82,7 +83,6 @@ ADMIN_ROUTES: tuple[AdminRoute, ...] = (
         handler=drain,
         summary="Refuse new requests, let those that run end, and exit if asked to",
     ),
-    AdminRoute(method="GET", path="/metrics", handler=admin_metrics, summary="Metrics, whatever metrics.enabled says"),
 )
 
 
@@ -90,11 +90,17 @@ def create_admin(state: AppState, admin: AdminState) -> web.Application:
     """The application that looks at and changes what `state` serves."""
     app = web.Application(middlewares=[_pass_through()])
     app[STATE] = state
-    app[ADMIN] = admin
     app.on_response_prepare.append(_add_headers)
+    add_admin(app, admin)
+    app.router.add_get("/metrics", _metrics)
+    return app
+
+
+def add_admin(app: web.Application, admin: AdminState) -> None:
+    """Adds the routes; who may ask is for `app` to see to."""
+    app[ADMIN] = admin
     for route in ADMIN_ROUTES:
         app.router.add_route(route.method, route.path, route.handler)
-    return app
 
 
 def _pass_through() -> Middleware:

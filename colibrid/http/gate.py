@@ -29,6 +29,7 @@ class Gate:
             self.most = max(1, min(self.most, most - _RESERVED))
         self._most_of_one = limits.connections_per_address
         self._open = 0
+        self.refused = 0  # connections that were not let in
         self._by_address: dict[str, int] = {}
 
     @property
@@ -39,6 +40,7 @@ class Gate:
     def enter(self, address: str) -> bytes | None:
         """None, and the connection counts until `leave`; else an answer for it, and it does not count."""
         if self._open >= self.most:
+            self.refused += 1
             error: RequestError = OverloadedError(
                 f"This server has {self.most} connections, as many as it takes; try again shortly.",
                 code="server_is_overloaded",
@@ -47,6 +49,7 @@ class Gate:
             return _answer(error)
         from_there = self._by_address.get(address, 0)
         if self._most_of_one is not None and from_there >= self._most_of_one:
+            self.refused += 1
             error = RateLimitError(
                 f"{from_there} connections from your address are open, and it may have {self._most_of_one}; close some.",
                 retry_after_s=_RETRY_S,

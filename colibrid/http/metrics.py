@@ -370,6 +370,20 @@ METRICS: tuple[Metric, ...] = (
         labels=("reason",),
     ),
     Metric(
+        name="http_connections",
+        kind="gauge",
+        about="Connections of clients that are open, of at most limits.connections",
+        read=_one(lambda of: of.state.gate.open),
+        labels=(),
+    ),
+    Metric(
+        name="http_connections_refused",
+        kind="counter",
+        about="Connections that were closed with 503 or 429 for being too many, in all or of one address",
+        read=_one(lambda of: of.state.gate.refused),
+        labels=(),
+    ),
+    Metric(
         name="http_incoming_bytes",
         kind="gauge",
         about="Bodies that are on their way in",

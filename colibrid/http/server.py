@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from colibrid.http.admin import add_admin
 from colibrid.http.context import context_of, open_context
 from colibrid.http.contract import as_contract, log_request
 from colibrid.http.errors import NotFoundError, error_response, shown
-from colibrid.http.gate import Gate
 from colibrid.http.manual import add_manual
 from colibrid.http.metrics import metrics
 from colibrid.http.origin import UNIX, cors_headers
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler, Middleware
 
+    from colibrid.http.admin_state import AdminState
     from colibrid.http.context import RequestContext
     from colibrid.http.credentials import Scope
     from colibrid.http.origin import Origins
@@ -74,8 +75,8 @@ _PREFLIGHT = {  # what a page may send that server.allowed_origins lists
 }
 
 
-def create_app(state: AppState) -> web.Application:
-    """The application that serves `state`."""
+def create_app(state: AppState, admin: AdminState | None = None) -> web.Application:
+    """The application that serves `state`; with the routes of `admin`, for keys of scope admin."""
     app = web.Application(middlewares=[_pass_through(state)])
     app[STATE] = state
     app.on_response_prepare.append(_add_headers)
@@ -84,20 +85,26 @@ def create_app(state: AppState) -> web.Application:
         add(route.pattern, route.handler)
     add_manual(app, ROUTES)
     add_ui(app)
+    if admin is not None:
+        add_admin(app, admin)
     app.router.add_get("/metrics", metrics)
     state.served.count_routes(resource.canonical for resource in app.router.resources())
     return app
 
 
 async def start_server(
-    state: AppState, sockets: Sequence[socket.socket], stack: AsyncExitStack, tls: ssl.SSLContext | None = None
+    state: AppState,
+    sockets: Sequence[socket.socket],
+    stack: AsyncExitStack,
+    tls: ssl.SSLContext | None = None,
+    admin: AdminState | None = None,
 ) -> None:
-    """Answers on `sockets`, see run_application, until `stack` is unwound."""
+    """Answers on `sockets`, see run_application, until `stack` is unwound. `admin`: see create_app."""
     stack.push_async_callback(state.structured.close)
     watching = asyncio.create_task(state.served.watch_loop())
     stack.callback(watching.cancel)
-    gate, refusals = Gate(state.settings.limits), Refusals(state.scheduler, _QUEUES, state.served)
-    await run_application(create_app(state), sockets, stack, tls=tls, gate=gate, refusals=refusals)
+    refusals = Refusals(state.scheduler, _QUEUES, state.served)
+    await run_application(create_app(state, admin), sockets, stack, tls=tls, gate=state.gate, refusals=refusals)
 
 
 def _pass_through(state: AppState) -> Middleware:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from colibrid.http.auth import KeyRing
+from colibrid.http.gate import Gate
 from colibrid.http.limits import FEW_STREAMS
 from colibrid.http.origin import Origins
 from colibrid.http.quota import Meters
@@ -54,12 +55,14 @@ class AppState:
     reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="reader"))
 
     _streams: int = field(init=False, default=0)
+    gate: Gate = field(init=False)
     meters: Meters = field(init=False)
     origins: Origins = field(init=False)
     structured: StructuredOutput = field(init=False)
 
     def __post_init__(self) -> None:
         self.structured = StructuredOutput(self.text.vocabulary, self.scheduler.info.mask_bytes)
+        self.gate = Gate(self.settings.limits)
         self.meters = Meters(self.settings.auth.limits)
         self.origins = Origins(self.settings.server, has_keys=bool(self.keys))
 

@@ -118,7 +118,7 @@ def test_a_daemon_answers_and_cleans_up(tmp_path: Path, path: Path) -> None:
         daemon.wait_ready()
         assert path.stat().st_mode & 0o777 == 0o600
         routes = AdminClient(str(path)).get("/admin")["routes"]
-        assert {"method": "GET", "path": "/admin", "summary": "The routes of this socket"} in routes
+        assert {"method": "GET", "path": "/admin", "summary": "These routes"} in routes
         daemon.signal(signal.SIGTERM)
         assert daemon.wait() == 0
     assert not path.exists()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from colibrid.errors import RequestError
+    from colibrid.http.admin_state import AdminState
 
 MODEL_DIR = Path(colibrid.__file__).parent / "models" / "hummingbird-13m"
 END = 4093  # <|im_end|>
@@ -320,6 +321,7 @@ async def make_server(model_text: ModelText) -> AsyncIterator[Callable[..., Any]
             keys: Sequence[str] = (),
             ring: KeyRing | None = None,
             text: ModelText = model_text,
+            admin: AdminState | None = None,
             **sections: dict[str, Any],
         ) -> Server:
             ids = [*text.tokenizer.encode(reply, add_special_tokens=False), END] if isinstance(reply, str) else reply
@@ -332,7 +334,7 @@ async def make_server(model_text: ModelText) -> AsyncIterator[Callable[..., Any]
             )
             listening = socket.create_server(("127.0.0.1", 0))
             stack.callback(listening.close)
-            await start_server(state, [listening], stack)
+            await start_server(state, [listening], stack, admin=admin)
             session = await stack.enter_async_context(aiohttp.ClientSession())
             url = f"http://127.0.0.1:{listening.getsockname()[1]}"
             return Server(service, state, url, session, stack)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,13 @@ from colibrid.engine.swaps import ExpertSwaps, Outcome, SwapRefusedError, Versio
 from colibrid.errors import ConfigError
 from colibrid.http.admin import ADMIN_ROUTES, create_admin
 from colibrid.http.admin_state import AdminState
+from colibrid.http.auth import KeyRing
+from colibrid.http.credentials import read_keys
 from colibrid.http.runner import run_application
 from colibrid.ops.reload import SettingsReloader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from tests.http.conftest import Server
@@ -150,8 +153,28 @@ async def test_answers_carry_the_request_id(admin: aiohttp.ClientSession) -> Non
 async def test_the_public_server_has_no_admin_routes(server: Server) -> None:
     """Nothing under /admin is answered on the public address of a server without keys of scope admin."""
     for route in ADMIN_ROUTES:
-        if route.path.startswith("/admin"):
-            assert (await server.get(route.path)).status == 403
+        assert (await server.get(route.path)).status == 403
+
+
+async def test_keys_of_scope_admin_open_the_public_server(
+    make_server: Callable[..., Any], swaps: ScriptedSwaps, reloader: SettingsReloader, drainer: ScriptedDrainer
+) -> None:
+    """Each route of the table is 401 without a key, 403 with one for anything else, and answered with one for admin."""
+    file = "\n".join(
+        f"{scope} sha256:{hashlib.sha256(scope.encode()).hexdigest()} scopes={scope}"
+        for scope in ("admin", "metrics", "inference")
+    )
+    ring = KeyRing(read_keys(file, "test"))
+    parts = AdminState(swaps=swaps, reloader=reloader, drainer=drainer)
+    server: Server = await make_server(ring=ring, admin=parts)
+    for route in ADMIN_ROUTES:
+        path = route.path.replace("{layer}", "1").replace("{expert}", "2")
+        for key, status in (("", 401), ("metrics", 403), ("inference", 403), ("admin", 200)):
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            body = {"json": {}} if route.method == "POST" else {}
+            async with server.session.request(route.method, server.url + path, headers=headers, **body) as answer:
+                assert answer.status == status, (route, key)
+    assert len(swaps.asked) == len(drainer.asked) == 1
 
 
 async def test_reload(admin: aiohttp.ClientSession, reloader: SettingsReloader, wanted: list[Settings | str]) -> None:

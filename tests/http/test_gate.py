@@ -14,16 +14,18 @@ from colibrid.http.gate import Gate
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60))
 def test_counts_are_right_whatever_comes(steps: list[tuple[str, bool]]) -> None:
     """Of any coming and going, never more are in than allowed, in all and of one address, and none is turned away early."""
-    gate, inside = Gate(LimitsSettings(connections=4, connections_per_address=2), 1000), []
+    gate, inside, refused = Gate(LimitsSettings(connections=4, connections_per_address=2), 1000), [], 0
     for address, comes in steps:
         if comes:
             free = len(inside) < 4 and inside.count(address) < 2
             assert (gate.enter(address) is None) == free
+            refused += not free
             inside += [address] if free else []
         elif address in inside:
             gate.leave(address)
             inside.remove(address)
         assert gate.open == len(inside)
+    assert gate.refused == refused
 
 
 def test_descriptors_bound_connections() -> None:

@@ -86,6 +86,8 @@ async def test_the_log_has_their_number(server: Server, monkeypatch: pytest.Monk
     assert {line["event"] for line in logs} == {"overloaded"}
     assert len(logs) <= 3
     assert sum(line["refused"] for line in logs) == logs[-1]["total"] == 11
+    assert server.state.served.refusals["overloaded"] == 11
+    assert server.state.served.answers["/v1/completions", "5xx"] == 11
 
 
 async def test_pipelined_refusals(server: Server) -> None:
