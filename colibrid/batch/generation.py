@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import msgspec
 
 from colibrid.batch.translate import token_record
-from colibrid.engine.channel import read_record
+from colibrid.engine.channel import read_records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -88,7 +88,7 @@ class LiveGeneration:
         self._pace_s = 0.0
         self._owner = owner
         self._arrived: list[TokenRecord] = []
-        self._raw: list[tuple[int, bytes]] = []  # where log-probabilities are asked for: kept small until they are read
+        self._raw = bytearray()  # where log-probabilities are asked for: kept small until they are read
         self._error: RequestError | None = None
         self._ended = False
         self._iterated = False
@@ -117,7 +117,7 @@ class LiveGeneration:
 
     def add_raw(self, token: int, raw: bytes) -> None:
         """As add, of a record with log-probabilities that is not read yet."""
-        self._raw.append((token, raw))
+        self._raw += raw
         self.tokens.append(token)
 
     def finish(self, result: GenerateResult) -> None:
@@ -209,8 +209,9 @@ class LiveGeneration:
             return batch
         wanted = self.request.logprobs
         assert wanted is not None, "raw records have log-probabilities"
-        raw, self._raw = self._raw, []
-        return [token_record(token, read_record(data), wanted) for token, data in raw]
+        raw, self._raw = self._raw, bytearray()
+        tokens = self.tokens[self.consumed :]
+        return [token_record(token, one, wanted) for token, one in zip(tokens, read_records(raw), strict=True)]
 
     async def __aenter__(self) -> Self:
         return self

@@ -255,10 +255,10 @@ class DaemonChannel:
 
     def record(self, slot: int, index: int) -> SlotRecord:
         """Record `index` (counted from the slot's open) of the slot's ring; announced by an event and not advanced over."""
-        return read_record(self.raw_record(slot, index))
+        return read_records(self.raw_record(slot, index))[0]
 
     def raw_record(self, slot: int, index: int) -> bytes:
-        """As record, but a copy for `read_record`: it takes a tenth of the memory of its values."""
+        """As record, but a copy for `read_records`: it takes a tenth of the memory of its values."""
         place = index % self.shape.result_records
         offset = self._result_offset(slot) + self.layout.result_records + place * _RECORD.size
         return self._map.bytes[offset : offset + _RECORD.size]
@@ -377,14 +377,13 @@ def _request_head(request: SlotRequest) -> abi.Request:
     )
 
 
-def read_record(raw: bytes) -> SlotRecord:
-    """The values of DaemonChannel.raw_record."""
-    values = _RECORD.unpack(raw)
-    return SlotRecord(values[1], values[2], _top_list(values[3], values[4:]))
+def read_records(raw: bytes | bytearray) -> list[SlotRecord]:
+    """The values of DaemonChannel.raw_record, of several one after another."""
+    return [SlotRecord(one[1], one[2], _top_list(one[3], one[4:])) for one in _RECORD.iter_unpack(raw)]
 
 
 def pack_record(record: SlotRecord) -> bytes:
-    """What `read_record` reads, as the engine writes it."""
+    """What `read_records` reads, as the engine writes it."""
     room = [0] * (abi.MAX_TOP_LOGPROBS - len(record.top))
     ids, logprobs = [token for token, _ in record.top], [value for _, value in record.top]
     return _RECORD.pack(0, record.token, record.logprob, len(record.top), *ids, *room, *logprobs, *room)

@@ -33,7 +33,7 @@ _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 
 _WHOLE_PACE_S = 0.1  # how often tokens are taken over while nobody waits for them one by one
 _INLINE_LOGPROBS = 4000  # written down on the event loop: about 2 ms
-LOGPROB_BYTES = 100  # of one log-probability in an answer, about
+LOGPROB_BYTES = 300  # of a log-probability that waits to be written down: values take more memory than text
 ID_BYTES = 100  # of a token that waits to be written down, about
 _Result = TypeVar("_Result")
 

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from colibrid.http.connection import Connection
-from colibrid.http.limits import WRITE_HIGH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_SLICE = WRITE_HIGH  # bytes handed over at once
+_SLICE = 16 << 10  # bytes handed over at once
 
 
 class ReaderLeftError(Exception):
