@@ -32,6 +32,7 @@ BLOCK = 64 << 20
 BATCHES = (1, 8, 32, 64)
 PROMPTS = (64, 128, 512, 2048)
 EPSILON = 1e-6
+FEW_LOGITS = 256  # rows up to which blocks of router_logits take 8 of them (engine_c/src/cuda_prompt.c)
 WIDE_TILES = 8  # row tiles a multiprocessor from which on clb_linear_wide takes more than 8 rows
 
 
@@ -175,7 +176,13 @@ class Bench:
                 state.own_run, state.own_capacity = self.weights + place * row_bytes, context + 64
             slots = self.machine.put(np.frombuffer(bytes(states), np.uint8))
             args.append(kernel_abi.struct("clb_attend_args")(**common, slots=slots))
-        blocks = min(batch * model.heads * splits, self.multiprocessors * kernel_abi.constant("CLB_ATTEND_BLOCKS"))
+        items = (
+            batch
+            * model.kv_heads
+            * -(-model.heads // model.kv_heads // kernel_abi.constant("CLB_ATTEND_HEADS"))
+            * splits
+        )
+        blocks = min(items, self.multiprocessors * kernel_abi.constant("CLB_ATTEND_BLOCKS"))
         return [self.machine.launch("clb_attend_fp16_bf16", a, grid=blocks, block=128) for a in args], args
 
     def attend(self, name: str, model: Heads, batch: int, context: int) -> None:
@@ -353,8 +360,9 @@ class Bench:
             weights=self.weights, norm=self.space(hidden), residual=self.space(rows, hidden),
             sumsq=self.space(rows, hidden // 16), row_count=self.machine.put(np.array([rows], np.uint32)),
             logits=self.space(rows, experts), experts=experts, hidden=hidden, epsilon=EPSILON,
+            block_rows=8 if rows <= FEW_LOGITS else 32,
         )  # fmt: skip
-        grid = (-(-experts // 32), -(-rows // 32))
+        grid = (-(-experts // 32), -(-rows // args.block_rows))
         launches = [self.machine.launch("clb_router_logits", args, grid=grid, block=256)] * 16
         self.time("router_logits", f"{experts} x {hidden}, {rows} rows", launches, [args], moved=4.0 * experts * hidden)
 
@@ -364,6 +372,7 @@ def main() -> int:
     parser.add_argument("--cubins", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--prompts", action="store_true", help="the kernels of prompts only")
+    parser.add_argument("--layers", action="store_true", help="layers of decode steps only")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         library = cuda_harness.build_library(Path(folder))
@@ -372,7 +381,10 @@ def main() -> int:
         roof = measure_copy(copy)
         copy.close()
         bench = Bench(library, options.cubins)
-        for batch in () if options.prompts else BATCHES:
+        for name, layer in LAYERS.items() if options.layers else ():
+            for batch in BATCHES[:3]:
+                bench.decode_layer(name, layer, batch, 512)
+        for batch in () if options.prompts or options.layers else BATCHES:
             bench.linear("qkv", 5120, 2048, batch, residual=False)
             bench.linear("out", 2048, 4096, batch, residual=True)
             bench.experts("qwen3-30b", 128, 8, 2048, 768, 0, batch)
@@ -383,7 +395,7 @@ def main() -> int:
             for name, layer in LAYERS.items():
                 bench.decode_layer(name, layer, batch, 512)
             bench.linear("head", 151936, 2048, batch, residual=False)
-        for rows in PROMPTS:
+        for rows in () if options.layers else PROMPTS:
             bench.linear_many("qkv_many", 5120, 2048, rows, residual=False)
             bench.linear_many("out_many", 2048, 4096, rows, residual=True)
             bench.prompts("qwen3-30b", 128, 8, 2048, 768, rows)

@@ -31,7 +31,7 @@
 
 #include <stdint.h>
 
-#define CLB_KERNELS_ABI 6u
+#define CLB_KERNELS_ABI 7u
 
 #ifdef __CUDACC__
 #define CLB_DEVICE_PTR(type) type*
@@ -53,7 +53,8 @@
 #define CLB_LINEAR_BLOCKS 1u
 #define CLB_LINEAR_SHARED 131072u
 #define CLB_LINEAR_8_BLOCKS 3u
-#define CLB_LINEAR_8_SHARED 49152u
+#define CLB_LINEAR_8_SHARED 65536u
+#define CLB_LINEAR_8_INPUT 16384u /* of them, for operand B */
 #define CLB_LINEAR_WIDE_SHARED 163840u
 #define CLB_GATE_UP_BLOCKS 2u
 #define CLB_GATE_UP_SHARED 32768u
@@ -315,7 +316,7 @@ CLB_SIZE_ASSERT(clb_matmul_many_args, 104);
 
 /* clb_router_logits: prompts: fp32 weights, fp32 sums. logits[t][e] = norm(t) * sum_c weights[e][c] * norm[c] *
    residual[t][c], and shared_scale[t] = sigmoid of the same with the row shared_gate. Grid (E, and 1 with shared_gate,
-   / 32 rounded up, max_rows / 32 rounded up), 256 threads. */
+   / 32 rounded up, max_rows / block_rows rounded up), 256 threads. */
 typedef struct clb_router_logits_args {
   CLB_DEVICE_PTR(const float) weights;      /* (E, d) row-major */
   CLB_DEVICE_PTR(const float) shared_gate;  /* (d) or NULL */
@@ -328,7 +329,7 @@ typedef struct clb_router_logits_args {
   uint32_t experts;
   uint32_t hidden;
   float epsilon;
-  uint32_t reserved;
+  uint32_t block_rows; /* rows of a block of clb_router_logits: 8 or 32 */
 } clb_router_logits_args;
 CLB_SIZE_ASSERT(clb_router_logits_args, 80);
 
@@ -421,7 +422,8 @@ CLB_SIZE_ASSERT(clb_capacity_args, 96);
    clb_expert_gate_up_mixed and clb_expert_gate_up_mixed_8 the same of experts each in its own format. Routed experts
    and the shared expert (or the FFN of a dense layer: experts 0) in one launch: activation[t * K + r] = split rows of
    silu(gate x) * (up x) with x = norm(t) * input[t], of the expert in rank r of token t; shared_activation[t] likewise.
-   Grid: blocks wanted, each taking row tiles of experts in use. */
+   Where there are routed experts a node lies between this one and that which wrote sumsq. Grid: blocks wanted, each
+   taking row tiles of experts in use. */
 typedef struct clb_expert_gate_up_args {
   CLB_DEVICE_PTR(const clb_expert_weights) experts; /* (E) */
   CLB_DEVICE_PTR(const clb_expert_weights) shared;  /* (1) or NULL */
@@ -522,6 +524,7 @@ CLB_SIZE_ASSERT(clb_combine_args, 96);
 #define CLB_ATTENTION_SPLIT 128u
 #define CLB_ATTENTION_SPLITS 32u
 #define CLB_ATTEND_BLOCKS 3u
+#define CLB_ATTEND_HEADS 8u /* most query heads of a kv head that an item has */
 
 /* What all attention kernels share. K of layer l, head h, token t of a run with `capacity` tokens:
    run + (layer_values * capacity + (h * capacity + t) * head_dim) * element bytes; V follows K at

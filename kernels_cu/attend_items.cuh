@@ -7,8 +7,8 @@
 
 #include "attention.cuh"
 
-#define QUERIES 8u    /* heads of an item */
-#define POSITIONS 16u /* of a warp at a time */
+#define QUERIES CLB_ATTEND_HEADS /* heads of an item */
+#define POSITIONS 16u            /* of a warp at a time */
 #define ROUND (CLB_ATTEND_WARPS * POSITIONS)
 
 /* Which items there are: everything that follows from the rows alone. */

@@ -110,18 +110,18 @@ CLB_DEVICE float clb_half_row_scale(const float* sumsq, uint32_t cols, float eps
 
 /* ------------------------------------------------------------ norms of split rows */
 
-/* This lane's part of a row's sums of squares. */
+/* This lane's part of a row's sums of squares; past L1: they may be read before the wait. */
 CLB_DEVICE float clb_row_squares(const float* sumsq, uint32_t count) {
   const uint32_t lane = threadIdx.x % CLB_WARP;
   float sum = 0.0f;
   if (count % 4u == 0u) {
     for (uint32_t i = lane * 4u; i < count; i += CLB_WARP * 4u) {
-      const float4 four = *reinterpret_cast<const float4*>(sumsq + i);
+      const float4 four = __ldcg(reinterpret_cast<const float4*>(sumsq + i));
       sum += (four.x + four.y) + (four.z + four.w);
     }
   } else {
     for (uint32_t i = lane; i < count; i += CLB_WARP)
-      sum += sumsq[i];
+      sum += __ldcg(sumsq + i);
   }
   return sum;
 }

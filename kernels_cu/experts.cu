@@ -14,6 +14,7 @@
  */
 #include "experts.cuh"
 
+#define AHEAD 6u /* column tiles of one step whose operand B is on its way */
 #define GATE_UP_STAGES 4u
 #define GATE_UP_8_STAGES 6u
 static_assert(clb_pair_ring<GATE_UP_STAGES>::bytes == CLB_GATE_UP_SHARED, "abi.h says what the host reserves");
@@ -145,7 +146,7 @@ CLB_DEVICE void gate_up_pass(const clb_expert_gate_up_args& a, clb_pair_ring<STA
     rows[s].at = a.input + (uint64_t)row * a.hidden + slice.begin * CLB_TILE + lane % 4u * 4u;
   }
   float sum[2][STEPS][4];
-  clb_multiply_pair<P, STEPS>(ring, source, slice.end - slice.begin, rows, sum);
+  clb_multiply_pair<P, STEPS, AHEAD>(ring, source, slice.end - slice.begin, rows, sum);
 #pragma unroll
   for (uint32_t s = 0u; s < STEPS; s++) {
     shared.sums.put(parity, 0u, sum[0][s]);
@@ -166,8 +167,18 @@ CLB_DEVICE void gate_up_pass(const clb_expert_gate_up_args& a, clb_pair_ring<STA
   }
 }
 
-/* MOST_STEPS: of 8 rows, that any expert has: 1, or CLB_PASS_STEPS in passes. Before the wait: tables of weights, and
-   the first weights of the shared expert. */
+template <uint32_t MOST_ROWS>
+CLB_DEVICE void find_norms(const clb_expert_gate_up_args& a, gate_up_shared<MOST_ROWS>& shared, uint32_t count) {
+  const uint32_t tiles = a.hidden / CLB_TILE;
+#pragma unroll 1
+  for (uint32_t row = clb_group_warp(); row < count; row += CLB_WARPS) {
+    const float scale = clb_row_scale(a.sumsq + (uint64_t)row * tiles, tiles, a.hidden, a.epsilon);
+    if (threadIdx.x % CLB_WARP == 0u) shared.scale[row] = scale;
+  }
+}
+
+/* MOST_STEPS: of 8 rows, that any expert has: 1, or CLB_PASS_STEPS in passes. Before the wait: tables of weights, the
+   first weights of the shared expert, and norms. */
 template <class P, uint32_t MOST_STEPS, uint32_t STAGES>
 CLB_DEVICE void gate_up(const clb_expert_gate_up_args& a) {
   constexpr uint32_t MOST_ROWS = (MOST_STEPS == 1u) ? CLB_STEP : CLB_FEW_ROWS;
@@ -190,18 +201,15 @@ CLB_DEVICE void gate_up(const clb_expert_gate_up_args& a) {
   clb_pair_ring<STAGES> ring(memory);
   uint32_t started = 0u;
   ring.start(source, started);
+  if (a.expert_count > 0u) find_norms(a, shared, count);
   clb_wait_for_inputs();
   clb_release_dependents();
+  if (a.expert_count == 0u) find_norms(a, shared, count); /* no router's node lies between */
   const typename clb_choices<MOST_ROWS>::own own(a.indices, (a.expert_count > 0u) ? count * a.k_max : 0u);
   shared.choice.fill(own, a.k_max, a.expert_count);
   source.items = shared.choice.items;
   ring.start(source, started);
   ring.complete_start(started);
-  for (uint32_t row = clb_group_warp(); row < count; row += CLB_WARPS) {
-    const uint32_t tiles = a.hidden / CLB_TILE;
-    const float scale = clb_row_scale(a.sumsq + (uint64_t)row * tiles, tiles, a.hidden, a.epsilon);
-    if (threadIdx.x % CLB_WARP == 0u) shared.scale[row] = scale;
-  }
   uint32_t parity = 0u;
 #pragma unroll 1
   for (gate_up_unit unit(a); unit.in(source.items); unit.advance(a, source.item_step, source.tile_step)) {

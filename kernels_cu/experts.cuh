@@ -177,11 +177,12 @@ struct clb_operand {
   bool there;
 };
 
-/* sum[m][s] = `tiles` column tiles of matrix m times step s. Operand B is read TILES column tiles ahead. */
-template <class P, uint32_t STEPS, uint32_t STAGES, class Source>
+/* sum[m][s] = `tiles` column tiles of matrix m times step s. Operand B is read TILES column tiles ahead: of one step
+   ONE_AHEAD. */
+template <class P, uint32_t STEPS, uint32_t ONE_AHEAD = 4u, uint32_t STAGES, class Source>
 CLB_DEVICE void clb_multiply_pair(clb_pair_ring<STAGES>& ring, Source& source, uint32_t tiles,
                                   clb_operand (&rows)[STEPS], float (&sum)[2][STEPS][4]) {
-  constexpr uint32_t TILES = (STEPS == 1u) ? 4u : 8u / STEPS;
+  constexpr uint32_t TILES = (STEPS == 1u) ? ONE_AHEAD : 8u / STEPS;
   uint4 b[TILES][STEPS];
 #pragma unroll
   for (uint32_t s = 0u; s < STEPS; s++) {

@@ -17,6 +17,8 @@
 #include "few.cuh"
 #include "many.cuh"
 
+#define RANKS_AHEAD 8u /* results of a row that are on their way at once */
+
 /* Units of an expert: its bucket in as few blocks of MANY_ROWS rows as hold it, evenly filled. */
 CLB_DEVICE uint32_t row_blocks(uint32_t rows) { return (rows + MANY_ROWS - 1u) / MANY_ROWS; }
 
@@ -106,6 +108,7 @@ CLB_DEVICE float silu(float x) { return x / (1.0f + expf(-x)); }
 /* Gate and up of MANY_TILES / 2 row tiles of the expert. */
 struct gate_up_job {
   typedef expert_unit unit;
+  static constexpr bool MAY_HALVE = false;
 
   const clb_expert_many_args& a;
   const unit_table& table;
@@ -203,6 +206,7 @@ extern "C" __global__ void __launch_bounds__(CLB_MANY_WIDE_THREADS, 1)
 
 struct down_job {
   typedef expert_unit unit;
+  static constexpr bool MAY_HALVE = false;
 
   const clb_expert_many_args& a;
   const unit_table& table;
@@ -298,21 +302,35 @@ CLB_DEVICE void combine(const clb_combine_args& a) {
   clb_release_dependents();
   const uint32_t row = blockIdx.x;
   if (row >= *a.row_count) return;
-  const clb_stream stream = {a.residual, a.next_norm, a.next_input, a.next_half, a.next_sumsq, a.hidden};
+  __shared__ float weights[CLB_ROUTER_MAX_K]; /* 0: no expert in this rank */
   const uint32_t ranks = (a.partial != nullptr) ? a.k_max : 0u;
+  if (threadIdx.x < ranks) {
+    const uint64_t place = (uint64_t)row * a.k_max + threadIdx.x;
+    weights[threadIdx.x] = (a.indices[place] == CLB_NONE) ? 0.0f : a.weights[place] * (1.0f / CLB_SPLIT_FP16_SCALE);
+  }
+  __syncthreads();
+  const clb_stream stream = {a.residual, a.next_norm, a.next_input, a.next_half, a.next_sumsq, a.hidden};
   const float shared_scale = ((a.shared_scale != nullptr) ? a.shared_scale[row] : 1.0f) * (1.0f / CLB_SPLIT_FP16_SCALE);
   for (uint32_t begin = 0u; begin < a.hidden; begin += CLB_MATMUL_THREADS * 2u) {
     const uint32_t col = begin + threadIdx.x * 2u;
     const bool valid = col < a.hidden;
     float2 x = make_float2(0.0f, 0.0f);
     float2 y = make_float2(0.0f, 0.0f);
-    for (uint32_t r = 0u; r < ranks; r++) {
-      const uint64_t place = (uint64_t)row * a.k_max + r;
-      if (!valid || a.indices[place] == CLB_NONE) continue;
-      const float2 part = clb_read_half_pair(a.partial + place * a.hidden + col);
-      const float weight = a.weights[place] * (1.0f / CLB_SPLIT_FP16_SCALE);
-      y.x = fmaf(weight, part.x, y.x);
-      y.y = fmaf(weight, part.y, y.y);
+#pragma unroll 1
+    for (uint32_t first = 0u; first < ranks; first += RANKS_AHEAD) {
+      float2 part[RANKS_AHEAD];
+#pragma unroll
+      for (uint32_t i = 0u; i < RANKS_AHEAD; i++) {
+        const bool there = valid && first + i < ranks && weights[first + i] != 0.0f;
+        const uint64_t place = (uint64_t)row * a.k_max + first + i;
+        part[i] = there ? clb_read_half_pair(a.partial + place * a.hidden + col) : make_float2(0.0f, 0.0f);
+      }
+#pragma unroll
+      for (uint32_t i = 0u; i < RANKS_AHEAD; i++) {
+        const float weight = (first + i < ranks) ? weights[first + i] : 0.0f;
+        y.x = fmaf(weight, part[i].x, y.x);
+        y.y = fmaf(weight, part[i].y, y.y);
+      }
     }
     if (a.shared_partial != nullptr && valid) {
       const float2 part = clb_read_half_pair(a.shared_partial + (uint64_t)row * a.hidden + col);

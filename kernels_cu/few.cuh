@@ -67,6 +67,7 @@ struct clb_ring {
   /* Up to STAGES - 1 stages; `started` counts them over several calls. */
   template <class Source>
   __device__ __forceinline__ void start(Source& source, uint32_t& started) {
+#pragma unroll 1
     while (started < STAGES - 1u && fill(source))
       started++;
   }
@@ -95,10 +96,10 @@ CLB_DEVICE uint4 clb_read_split(const uint32_t* input, uint32_t offset, uint32_t
   return *reinterpret_cast<const uint4*>(input + offset + tile * CLB_TILE);
 }
 
-/* Operand B of a few column tiles, AHEAD of their use: of 4 tiles for one step, 2 for two, else 1. */
+/* Operand B of a few column tiles, AHEAD of their use: of 8 tiles for one step, 4 for two, 2 for four, else 1. */
 template <uint32_t STEPS>
 struct clb_chunk {
-  static constexpr uint32_t TILES = (STEPS >= 4u) ? 1u : 4u / STEPS;
+  static constexpr uint32_t TILES = (STEPS >= 8u) ? 1u : 8u / STEPS;
   uint4 b[TILES][STEPS];
 
   /* offsets: words from `input` to this lane's part of the row that column lane / 4 of each step takes. */

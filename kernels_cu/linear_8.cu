@@ -4,20 +4,19 @@
  * Operation  clb_linear_8_{bf16,fp16}: see clb_matmul_args in abi.h. The bits of clb_linear and clb_linear_wide.
  * Reference  tests/cuda/test_linear.py (numpy, float64).
  * Grid       blocks of 256 threads, each taking row tiles blockIdx.x, + gridDim.x, ...; no more blocks than row
- *            tiles or than CLB_LINEAR_8_BLOCKS a multiprocessor. Dynamic shared memory CLB_LINEAR_8_SHARED: the ring.
- * Needs      sm_80; sm_90 for programmatic edges.
- * Roofline   2 * rows * cols bytes of weights, 8 flops a byte: memory-bound. qkv of Qwen3-30B (5,120 x 2,048,
- *            21 MB): 4.9 us at 4.3 TB/s; out (2,048 x 4,096): 3.9 us; head (151,936 x 2,048): 145 us. Target: 90 %
- *            and 98 %.
+ *            tiles or than CLB_LINEAR_8_BLOCKS a multiprocessor. Dynamic shared memory CLB_LINEAR_8_SHARED: the ring,
+ * and CLB_LINEAR_8_INPUT bytes for operand B. Needs      sm_80; sm_90 for programmatic edges. Roofline   2 * rows *
+ * cols bytes of weights, 8 flops a byte: memory-bound. qkv of Qwen3-30B (5,120 x 2,048, 21 MB): 4.9 us at 4.3 TB/s; out
+ * (2,048 x 4,096): 3.9 us; head (151,936 x 2,048): 145 us. Target: 90 % and 98 %.
  *
  * Warp w takes slice w of a row tile. The ring is filled before the wait and runs on across row tiles, so that what
- * is left after the wait is operand B out of L2, on its way for AHEAD column tiles at a time, and a slice of
- * dependent instructions.
+ * is left after the wait is operand B out of L2 and a slice of dependent instructions. One row of up to 4,096 columns,
+ * or two of 2,048, come to shared memory at once; more are on their way for AHEAD column tiles at a time.
  */
 #include "linear.cuh"
 
 #define AHEAD 8u /* column tiles whose operand B is on its way */
-#define STAGES (CLB_LINEAR_8_SHARED / (CLB_WARPS * CLB_PIECE))
+#define STAGES ((CLB_LINEAR_8_SHARED - CLB_LINEAR_8_INPUT) / (CLB_WARPS * CLB_PIECE))
 
 struct linear_8_shared {
   clb_sums<1> sums;
@@ -57,6 +56,51 @@ struct slice_source {
   }
 };
 
+/* This warp's slice of all rows to shared memory, 64 bytes a column tile, row after row; the warp alone reads it. */
+CLB_DEVICE void stage_inputs(const clb_matmul_args& a, const clb_slice& slice, uint32_t count, uint4* to) {
+  const uint32_t each = (slice.end - slice.begin) * 4u; /* of 16 bytes, of a row */
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+#pragma unroll 1
+  for (uint32_t row = 0u; row < count; row++) {
+    const uint4* from =
+        reinterpret_cast<const uint4*>(a.input + (uint64_t)clb_input_row(a, row) * a.cols + slice.begin * CLB_TILE);
+#pragma unroll 1
+    for (uint32_t i = lane; i < each; i += CLB_WARP * 4u) {
+      uint4 part[4];
+#pragma unroll
+      for (uint32_t j = 0u; j < 4u; j++)
+        if (i + j * CLB_WARP < each) part[j] = from[i + j * CLB_WARP];
+#pragma unroll
+      for (uint32_t j = 0u; j < 4u; j++)
+        if (i + j * CLB_WARP < each) to[row * each + i + j * CLB_WARP] = part[j];
+    }
+  }
+  __syncwarp();
+}
+
+/* The slice's sum for one row tile of staged inputs: `at` is where this lane's row begins. */
+template <class P>
+CLB_DEVICE void multiply_staged(clb_ring<1u, STAGES>& ring, slice_source& source, uint32_t tiles, const uint4* at,
+                                float (&sum)[4]) {
+  sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
+  if (tiles == 0u) return;
+  uint4 a[1]; /* operands of a tile are read while the one before it is multiplied */
+  uint4 b = at[0];
+  ring.next(source, a);
+#pragma unroll 4
+  for (uint32_t i = 1u; i < tiles; i++) {
+    uint4 a_next[1];
+    const uint4 b_next = at[i * 4u];
+    ring.next(source, a_next);
+    P::mma(sum, a[0], b.x, b.y);
+    P::mma(sum, a[0], b.z, b.w);
+    a[0] = a_next[0];
+    b = b_next;
+  }
+  P::mma(sum, a[0], b.x, b.y);
+  P::mma(sum, a[0], b.z, b.w);
+}
+
 /* The slice's sum for one row tile. `inputs` holds operand B of its first column tiles, and afterwards again. */
 template <class P>
 CLB_DEVICE void multiply(clb_ring<1u, STAGES>& ring, slice_source& source, const clb_slice& slice,
@@ -77,40 +121,40 @@ CLB_DEVICE void multiply(clb_ring<1u, STAGES>& ring, slice_source& source, const
   }
 }
 
-template <class P>
-CLB_DEVICE void linear_8(const clb_matmul_args& a) {
-  extern __shared__ uint4 memory[];
-  __shared__ linear_8_shared shared;
-  const uint32_t count = min(__ldcg(a.row_count), CLB_STEP); /* there since before the step */
+/* Everything behind the wait. STAGED: operand B comes to shared memory, of this warp's slice to `staged`. */
+template <class P, bool STAGED>
+CLB_DEVICE void take_tiles(const clb_matmul_args& a, clb_ring<1u, STAGES>& ring, slice_source& source,
+                           const clb_slice& slice, linear_8_shared& shared, uint32_t count, uint4* staged,
+                           clb_finish_inputs in) {
   const uint32_t tiles = clb_row_tiles(a);
   const uint32_t warp = threadIdx.x / CLB_WARP;
   const uint32_t lane = threadIdx.x % CLB_WARP;
-  const clb_slice slice(a.cols / CLB_TILE);
-  slice_source source(a, slice);
-  clb_ring<1u, STAGES> ring(memory);
-  uint32_t started = 0u;
-  ring.start(source, started);
-  ring.complete_start(started);
   const uint32_t row = threadIdx.x % 64u / 8u;
-  const uint32_t pair = threadIdx.x % 8u * 2u;
   const bool finishes = threadIdx.x < 64u;
-  clb_finish_inputs in = clb_finish_weights(a, blockIdx.x * CLB_TILE + pair);
-  clb_wait_for_inputs();
-  clb_release_dependents();
   const uint32_t offset = (lane / 4u < count) ? clb_input_row(a, lane / 4u) * a.cols + lane % 4u * 4u : CLB_NONE;
-  uint4 inputs[AHEAD];
+  uint4 inputs[STAGED ? 1u : AHEAD];
+  if constexpr (STAGED) {
+    stage_inputs(a, slice, count, staged);
+    /* lanes of rows that do not exist take the last: their results go nowhere */
+    staged += min(lane / 4u, max(count, 1u) - 1u) * (slice.end - slice.begin) * 4u + lane % 4u;
+  } else {
 #pragma unroll
-  for (uint32_t i = 0u; i < AHEAD; i++)
-    inputs[i] = clb_read_split(a.input, (slice.begin + i < slice.end) ? offset : CLB_NONE, slice.begin + i);
+    for (uint32_t i = 0u; i < AHEAD; i++)
+      inputs[i] = clb_read_split(a.input, (slice.begin + i < slice.end) ? offset : CLB_NONE, slice.begin + i);
+  }
   const float squares = (warp < count) ? clb_input_squares(a, warp) : 0.0f;
   uint32_t parity = 0u;
 #pragma unroll 1
   for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const uint32_t col = tile * CLB_TILE + pair;
+    const uint32_t col = tile * CLB_TILE + threadIdx.x % 8u * 2u;
     if (tile != blockIdx.x) in = clb_finish_weights(a, col);
     clb_finish_residual(a, row, col, finishes && row < count && col < a.rows, in);
     float sum[4];
-    multiply<P>(ring, source, slice, a.input, offset, inputs, sum);
+    if constexpr (STAGED) {
+      multiply_staged<P>(ring, source, slice.end - slice.begin, staged, sum);
+    } else {
+      multiply<P>(ring, source, slice, a.input, offset, inputs, sum);
+    }
     shared.sums.put(parity, 0u, sum);
     if (tile == blockIdx.x) {
       const float scale = clb_input_scale(a, squares);
@@ -123,6 +167,29 @@ CLB_DEVICE void linear_8(const clb_matmul_args& a) {
       clb_finish<P>(a, row, col, make_float2(y.x * scale, y.y * scale), in, row < count);
     }
     parity ^= 1u;
+  }
+}
+
+template <class P>
+CLB_DEVICE void linear_8(const clb_matmul_args& a) {
+  extern __shared__ uint4 memory[];
+  __shared__ linear_8_shared shared;
+  const uint32_t count = min(__ldcg(a.row_count), CLB_STEP); /* there since before the step */
+  const clb_slice slice(a.cols / CLB_TILE);
+  slice_source source(a, slice);
+  clb_ring<1u, STAGES> ring(memory);
+  uint32_t started = 0u;
+  ring.start(source, started);
+  ring.complete_start(started);
+  const clb_finish_inputs in = clb_finish_weights(a, blockIdx.x * CLB_TILE + threadIdx.x % 8u * 2u);
+  constexpr uint32_t each = CLB_LINEAR_8_INPUT / CLB_WARPS; /* bytes of a warp */
+  uint4* const staged = memory + (CLB_LINEAR_8_SHARED - CLB_LINEAR_8_INPUT + clb_group_warp() * each) / sizeof(uint4);
+  clb_wait_for_inputs();
+  clb_release_dependents();
+  if (count * ((a.cols / CLB_TILE + CLB_WARPS - 1u) / CLB_WARPS) * 64u <= each) {
+    take_tiles<P, true>(a, ring, source, slice, shared, count, staged, in);
+  } else {
+    take_tiles<P, false>(a, ring, source, slice, shared, count, staged, in);
   }
   clb_copies_wait<0>();
 }

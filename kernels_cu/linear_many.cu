@@ -4,19 +4,23 @@
  * Operation  clb_linear_many_{bf16,fp16,int8,int4,fp8}: see clb_matmul_many_args in abi.h.
  * Reference  tests/cuda/test_linear.py (numpy, float64).
  * Grid       any number of blocks, as many as run at once; see many.cuh for the two forms. Units that follow each other
- *            share their weights.
+ *            share their weights. Where there are fewer units than half the blocks they are smaller: a short prompt is
+ *            bound by what one multiprocessor can read.
  * Needs      sm_80; sm_90a for wgmma and programmatic edges.
  * Roofline   2 * T * rows * cols flops: qkv of Qwen3-30B (5,120 x 2,048), 2,048 rows: 43 GFLOP, 54 us at 790 TFLOP/s.
  *            Target: twice that. Measured (H200, 2026-11-30): qkv 125 us, out 178 us; 128 rows: 42 and 71 us.
  */
 #include "many.cuh"
 
+/* HALVES: units may be smaller where there are few. */
+template <bool HALVES>
 struct linear_job {
   struct unit {
-    uint32_t row_block; /* of the weights */
-    uint32_t first;     /* row */
+    uint32_t tile;  /* the first of the weights */
+    uint32_t first; /* row */
     uint32_t rows;
   };
+  static constexpr bool MAY_HALVE = HALVES && CLB_WIDE != 0;
 
   const clb_matmul_many_args& a;
   clb_many_shared& shared;
@@ -24,7 +28,9 @@ struct linear_job {
   uint32_t count;
   uint32_t across;
   uint32_t tiles;
-  uint32_t blocks; /* of rows, evenly filled */
+  bool halved;
+  uint32_t most;   /* rows of a unit */
+  uint32_t blocks; /* of rows */
   uint32_t units;
 
   __device__ __forceinline__ linear_job(const clb_matmul_many_args& args, clb_many_shared& memory)
@@ -34,17 +40,30 @@ struct linear_job {
         count(*args.row_count),
         across(args.cols / CLB_TILE),
         tiles((args.rows + CLB_TILE - 1u) / CLB_TILE),
-        blocks((count + MANY_ROWS - 1u) / MANY_ROWS),
-        units((tiles + MANY_TILES - 1u) / MANY_TILES * blocks) {}
+        halved(false) {
+    set(MANY_ROWS);
+    halved = MAY_HALVE && 2u * units <= gridDim.x;
+    if (halved) set(MANY_ROWS);
+    if (halved && 3u * units <= gridDim.x) set(MANY_ROWS / 2u);
+  }
+
+  /* Row tiles of the weights in a unit. */
+  __device__ __forceinline__ uint32_t height() const { return halved ? MANY_TILES / 2u : MANY_TILES; }
+
+  __device__ __forceinline__ void set(uint32_t rows) {
+    most = rows;
+    blocks = (count + rows - 1u) / rows;
+    units = (tiles + height() - 1u) / height() * blocks;
+  }
 
   __device__ __forceinline__ unit unit_at(uint32_t u) const {
-    const uint32_t first = u % blocks * MANY_ROWS;
-    return {u / blocks, first, min(count - first, MANY_ROWS)};
+    const uint32_t first = u % blocks * most;
+    return {u / blocks * height(), first, min(count - first, most)};
   }
 
   __device__ __forceinline__ clb_many_matrix matrix(const unit& of, uint32_t place) const {
-    const uint32_t tile = of.row_block * MANY_TILES + place;
-    return {(tile < tiles) ? reinterpret_cast<uint64_t>(a.weights) : 0u, tiles, tile};
+    const uint32_t tile = of.tile + place;
+    return {(tile < tiles && place < height()) ? reinterpret_cast<uint64_t>(a.weights) : 0u, tiles, tile};
   }
 
   __device__ __forceinline__ uint32_t format(const unit&) const { return a.format; }
@@ -96,7 +115,7 @@ struct linear_job {
   __device__ __forceinline__ void finish_step(const unit& of, const float (&c)[4], uint32_t place, uint32_t i,
                                               float scale) const {
     clb_pairs y = clb_make_pairs(c);
-    const uint32_t tile = of.row_block * MANY_TILES + place;
+    const uint32_t tile = of.tile + place;
     const uint32_t col = tile * CLB_TILE + clb_pair_col();
     const bool valid = i < of.rows && tile < tiles;
     y.low = biased(col, make_float2(y.low.x * scale, y.low.y * scale));
@@ -112,23 +131,23 @@ struct linear_job {
     if (threadIdx.x % CLB_WARP < 8u) shared.square[place][i] = square;
   }
 
-  template <uint32_t STEPS>
-  __device__ __forceinline__ void finish(const unit& of, const float (&sum)[2][STEPS][4],
+  template <uint32_t R, uint32_t STEPS>
+  __device__ __forceinline__ void finish(const unit& of, const float (&sum)[R][STEPS][4],
                                          const float (&scales)[MANY_ROWS]) const {
 #pragma unroll
-    for (uint32_t r = 0u; r < 2u; r++)
+    for (uint32_t r = 0u; r < R; r++)
 #pragma unroll
       for (uint32_t s = 0u; s < STEPS; s++) {
         const uint32_t i = clb_many_row(s);
-        finish_step(of, sum[r][s], clb_many_tile(r), i, scales[i]);
+        finish_step(of, sum[r][s], clb_many_tile<R>(r), i, scales[i]);
       }
     if (a.residual == nullptr) return;
     clb_many_barrier();
     const uint32_t sums = (a.rows + CLB_HALF_SUM - 1u) / CLB_HALF_SUM;
-    for (uint32_t at = threadIdx.x; at < MANY_TILES / MANY_SUM_TILES * MANY_ROWS; at += MANY_THREADS) {
+    for (uint32_t at = threadIdx.x; at < height() / MANY_SUM_TILES * MANY_ROWS; at += MANY_THREADS) {
       const uint32_t group = at / MANY_ROWS;
       const uint32_t i = at % MANY_ROWS;
-      const uint32_t index = of.row_block * (MANY_TILES / MANY_SUM_TILES) + group;
+      const uint32_t index = of.tile / MANY_SUM_TILES + group;
       float total = 0.0f;
       for (uint32_t t = 0u; t < MANY_SUM_TILES; t++)
         total += shared.square[group * MANY_SUM_TILES + t][i];
@@ -143,7 +162,7 @@ CLB_DEVICE void linear_many(const clb_matmul_many_args& a) {
   __shared__ clb_many_shared shared;
   clb_wait_for_inputs();
   clb_release_dependents();
-  const linear_job job(a, shared);
+  const linear_job<W::KIND == CLB_KIND_HALF> job(a, shared);
   clb_many_run<W>(job, memory, shared);
 }
 

@@ -10,7 +10,8 @@
  *   job.format(unit)                 of the weights
  *   job.input, job.input_row(unit, i)  half rows, and the number of the unit's i-th
  *   job.scale(unit, i)               the factor of the sums of that row
- *   job.finish(unit, sum, scale)     sum[r][s]: row tile in place clb_many_tile(r), rows clb_many_row(s)
+ *   job.finish(unit, sum, scale)     sum[r][s], r < R: row tile in place clb_many_tile<R>(r), rows clb_many_row(s)
+ *   Job::MAY_HALVE, job.halved       whether units are of half as many row tiles (R = 1): where there are few of them
  *
  * Two forms of the same product, of which one is compiled:
  *
@@ -74,9 +75,10 @@ struct clb_many_shared {
 /* ------------------------------------------------------------- places of the sums */
 
 /* The place of the row tile of sum[r]: 16 rows of 64 that wgmma multiplies at once, or two neighbours. */
+template <uint32_t R = 2u>
 CLB_DEVICE uint32_t clb_many_tile(uint32_t r) {
   const uint32_t warp = threadIdx.x / CLB_WARP;
-  return CLB_WIDE ? warp / 4u * 8u + r * 4u + warp % 4u : warp % 4u * 2u + r;
+  return CLB_WIDE ? warp / 4u * (4u * R) + r * 4u + warp % 4u : warp % 4u * 2u + r;
 }
 
 /* Gate and up share a warp: which of the two is in a place, and of which row tile of the unit's MANY_TILES / 2. */
@@ -189,8 +191,8 @@ struct clb_many_half {
     const uint4 a = clb_read_shared(at + col * MANY_PIECE + threadIdx.x % CLB_WARP * 16u);
     return make_uint4(P::to_fp16(a.x), P::to_fp16(a.y), P::to_fp16(a.z), P::to_fp16(a.w));
   }
-  template <uint32_t STEPS, class Job>
-  __device__ __forceinline__ void finish(const Job&, const typename Job::unit&, float (&)[2][STEPS][4]) const {}
+  template <uint32_t R, uint32_t STEPS, class Job>
+  __device__ __forceinline__ void finish(const Job&, const typename Job::unit&, float (&)[R][STEPS][4]) const {}
 };
 
 /* Quantised weights. Behind the pieces of a row tile in a stage lie its scales (of groups) and zeros. */
@@ -272,10 +274,10 @@ CLB_DEVICE const unsigned char* clb_many_values(const clb_many_matrix& from, uin
          (uint64_t)from.tile * clb_many_pieces(across, format) * MANY_PIECE;
 }
 
-template <uint32_t STEPS>
-CLB_DEVICE void clb_many_clear(float (&sum)[2][STEPS][4]) {
+template <uint32_t R, uint32_t STEPS>
+CLB_DEVICE void clb_many_clear(float (&sum)[R][STEPS][4]) {
 #pragma unroll
-  for (uint32_t r = 0u; r < 2u; r++)
+  for (uint32_t r = 0u; r < R; r++)
 #pragma unroll
     for (uint32_t s = 0u; s < STEPS; s++)
 #pragma unroll
@@ -358,11 +360,11 @@ CLB_DEVICE void clb_many_copy(const Job& job, clb_many_stage stage) {
 }
 
 /* Column tile `col` of the stage, whose operand A is `a`. */
-template <uint32_t STEPS>
-CLB_DEVICE void clb_many_step(uint64_t rows, uint32_t col, const uint4 (&a)[2], float (&sum)[2][STEPS][4]) {
+template <uint32_t R, uint32_t STEPS>
+CLB_DEVICE void clb_many_step(uint64_t rows, uint32_t col, const uint4 (&a)[R], float (&sum)[R][STEPS][4]) {
   const uint64_t b = rows + col * 2u; /* 32 bytes further */
 #pragma unroll
-  for (uint32_t r = 0u; r < 2u; r++) {
+  for (uint32_t r = 0u; r < R; r++) {
 #pragma unroll
     for (uint32_t s = 0u; s + 8u <= STEPS; s += 8u)
       clb_wgmma_64(reinterpret_cast<float (&)[8][4]>(sum[r][s]), a[r], b + s * 64u);
@@ -372,10 +374,10 @@ CLB_DEVICE void clb_many_step(uint64_t rows, uint32_t col, const uint4 (&a)[2], 
 }
 
 /* The compiler does not know that wgmma writes its registers late: none of them is moved across this. */
-template <uint32_t STEPS>
-CLB_DEVICE void clb_many_hold(float (&sum)[2][STEPS][4]) {
+template <uint32_t R, uint32_t STEPS>
+CLB_DEVICE void clb_many_hold(float (&sum)[R][STEPS][4]) {
 #pragma unroll
-  for (uint32_t r = 0u; r < 2u; r++)
+  for (uint32_t r = 0u; r < R; r++)
 #pragma unroll
     for (uint32_t s = 0u; s < STEPS; s++)
 #pragma unroll
@@ -385,16 +387,16 @@ CLB_DEVICE void clb_many_hold(float (&sum)[2][STEPS][4]) {
 
 /* Starts column tiles col, .. + COUNT - 1 of a stage, one group, once the group before the last is done: its operands A
    may be in the same registers. */
-template <uint32_t COUNT, class Weights, uint32_t STEPS>
+template <uint32_t COUNT, class Weights, uint32_t R, uint32_t STEPS>
 CLB_DEVICE void clb_many_start(const clb_many_stage& stage, const Weights& weights, uint32_t col,
-                               float (&sum)[2][STEPS][4]) {
+                               float (&sum)[R][STEPS][4]) {
   const uint64_t rows = clb_wgmma_rows(stage.at() + MANY_WEIGHT_BYTES);
-  uint4 a[COUNT][2];
+  uint4 a[COUNT][R];
 #pragma unroll
   for (uint32_t i = 0u; i < COUNT; i++)
 #pragma unroll
-    for (uint32_t r = 0u; r < 2u; r++)
-      a[i][r] = weights.operand(stage.at() + clb_many_tile(r) * MANY_TILE_BYTES, col + i);
+    for (uint32_t r = 0u; r < R; r++)
+      a[i][r] = weights.operand(stage.at() + clb_many_tile<R>(r) * MANY_TILE_BYTES, col + i);
   clb_wgmma_fence();
 #pragma unroll
   for (uint32_t i = 0u; i < COUNT; i++)
@@ -415,9 +417,9 @@ CLB_DEVICE void clb_many_release(const clb_many_stage& stage) {
 }
 
 /* The product of a unit of at most 8 * STEPS rows: while a group of wgmma runs, the operands A of the next are read. */
-template <class Weights, uint32_t STEPS>
+template <class Weights, uint32_t R, uint32_t STEPS>
 CLB_DEVICE void clb_many_multiply(clb_many_stage& stage, const Weights& weights, uint32_t across,
-                                  float (&sum)[2][STEPS][4]) {
+                                  float (&sum)[R][STEPS][4]) {
   clb_many_stage before = stage;
   clb_many_clear(sum);
   clb_many_hold(sum);
@@ -447,10 +449,10 @@ CLB_DEVICE void clb_many_multiply(clb_many_stage& stage, const Weights& weights,
   stage.next();
 }
 
-template <class Weights, uint32_t STEPS, class Job>
+template <class Weights, uint32_t R, uint32_t STEPS, class Job>
 CLB_DEVICE void clb_many_unit(const Job& job, const typename Job::unit& unit, clb_many_stage& stage,
                               const float (&scale)[MANY_ROWS]) {
-  float sum[2][STEPS][4];
+  float sum[R][STEPS][4];
   const Weights weights(job, unit);
   clb_many_multiply(stage, weights, job.across, sum);
   weights.finish(job, unit, sum);
@@ -458,17 +460,17 @@ CLB_DEVICE void clb_many_unit(const Job& job, const typename Job::unit& unit, cl
   job.finish(unit, sum, scale);
 }
 
-template <class Weights, class Job>
+template <class Weights, uint32_t R, class Job>
 CLB_DEVICE void clb_many_any(const Job& job, const typename Job::unit& unit, clb_many_stage& stage,
                              const float (&scale)[MANY_ROWS]) {
   if (unit.rows > 96u) {
-    clb_many_unit<Weights, 16u>(job, unit, stage, scale);
+    clb_many_unit<Weights, R, 16u>(job, unit, stage, scale);
   } else if (unit.rows > 64u) {
-    clb_many_unit<Weights, 12u>(job, unit, stage, scale);
+    clb_many_unit<Weights, R, 12u>(job, unit, stage, scale);
   } else if (unit.rows > 32u) {
-    clb_many_unit<Weights, 8u>(job, unit, stage, scale);
+    clb_many_unit<Weights, R, 8u>(job, unit, stage, scale);
   } else {
-    clb_many_unit<Weights, 4u>(job, unit, stage, scale);
+    clb_many_unit<Weights, R, 4u>(job, unit, stage, scale);
   }
 }
 
@@ -582,7 +584,7 @@ CLB_DEVICE void clb_many_multiply(uint32_t base, const clb_many_operands& from, 
   __syncthreads();
 }
 
-template <class Weights, class Job>
+template <class Weights, uint32_t R, class Job>
 CLB_DEVICE void clb_many_any(const Job& job, const typename Job::unit& unit, const clb_many_stage& stage,
                              const float (&scale)[MANY_ROWS]) {
   float sum[2][MANY_STEPS][4];
@@ -631,7 +633,13 @@ struct clb_many_pure {
   template <class Job>
   static __device__ __forceinline__ void run(const Job& job, const typename Job::unit& unit, clb_many_stage& stage,
                                              const float (&scale)[MANY_ROWS]) {
-    clb_many_any<clb_many_half<P>>(job, unit, stage, scale);
+    if constexpr (Job::MAY_HALVE) {
+      if (job.halved) {
+        clb_many_any<clb_many_half<P>, 1u>(job, unit, stage, scale);
+        return;
+      }
+    }
+    clb_many_any<clb_many_half<P>, 2u>(job, unit, stage, scale);
   }
 };
 
@@ -642,7 +650,7 @@ struct clb_many_of {
   template <class Job>
   static __device__ __forceinline__ void run(const Job& job, const typename Job::unit& unit, clb_many_stage& stage,
                                              const float (&scale)[MANY_ROWS]) {
-    clb_many_any<clb_many_quant<K>>(job, unit, stage, scale);
+    clb_many_any<clb_many_quant<K>, 2u>(job, unit, stage, scale);
   }
 };
 

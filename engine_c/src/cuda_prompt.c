@@ -5,7 +5,8 @@
  */
 #include "cuda_step.h"
 
-#define MANY_LOGITS 32u     /* rows, and experts, of a block of the router's logits */
+#define MANY_LOGITS 32u     /* experts of a block of the router's logits */
+#define FEW_LOGITS 256u     /* up to as many rows, its blocks take 8 of them instead of 32 */
 #define WIDE_CAPABILITY 90u /* the GPUs with wgmma: kernels for it are built for no other */
 #define APPEND_THREADS 128u
 #define FP32_ROWS 64u /* that a block of attention with K and V of fp32 takes */
@@ -34,10 +35,10 @@ static void launch_units(builder* b, uint32_t kernel, const void* args, const fo
 /* --------------------------------------------------------------- attention */
 
 static void prompt_linear(builder* b, const clb_matmul_many_args* args) {
-  const form with = form_of(b);
+  const form with = form_of(b); /* all blocks: how large units are hangs on how many blocks there are */
   const uint32_t kind = CLB_FORMAT_KIND(args->format);
   launch_units(b, kind == CLB_KIND_HALF ? CLB_CUDA_LINEAR_MANY : CLB_CUDA_LINEAR_QUANT_MANY + kind - CLB_KIND_INT8,
-               args, &with, divide_up(b->rows, with.rows) * divide_up(args->rows, with.weight_rows));
+               args, &with, b->cuda->device.multiprocessors * with.blocks);
 }
 
 static void prompt_qkv(builder* b, uint32_t layer) {
@@ -111,7 +112,7 @@ static void prompt_attend(builder* b, uint32_t layer) {
 static void prompt_route(builder* b, uint32_t layer) {
   const clb_layer_desc* const desc = &b->engine->model.layer_table[layer];
   const clb_cuda_layout* const p = &b->cuda->at;
-  const clb_router_logits_args logits = router_logits_args(b, layer);
+  clb_router_logits_args logits = router_logits_args(b, layer);
   clb_router_args router = router_args(b, layer);
   const clb_bucket_args bucket = {.indices = router.indices,
                                   .block_counts = at(b, p->block_counts),
@@ -124,10 +125,12 @@ static void prompt_route(builder* b, uint32_t layer) {
                                   .k_max = router.k_max};
   const uint32_t blocks = divide_up(b->rows, CLB_ROUTER_BLOCK_TOKENS);
   const uint32_t rows = desc->experts + (logits.shared_gate != 0u ? 1u : 0u); /* of the matrix */
+  logits.block_rows = b->rows <= FEW_LOGITS ? 8u : 32u;
   router.block_counts = bucket.block_counts;
   router.block_tokens = CLB_ROUTER_BLOCK_TOKENS;
   launch(b, CLB_CUDA_ROUTER_LOGITS, &logits,
-         (uint32_t[3]){divide_up(rows, MANY_LOGITS), divide_up(b->rows, MANY_LOGITS), 1u}, CLB_MATMUL_THREADS, 0u);
+         (uint32_t[3]){divide_up(rows, MANY_LOGITS), divide_up(b->rows, logits.block_rows), 1u}, CLB_MATMUL_THREADS,
+         0u);
   launch(b, CLB_CUDA_ROUTER, &router, (uint32_t[3]){blocks, 1u, 1u}, CLB_ROUTER_THREADS, 0u);
   launch(b, CLB_CUDA_BUCKET, &bucket, (uint32_t[3]){blocks, 1u, 1u}, CLB_ROUTER_THREADS, 0u);
   if (is_limited(b)) {

@@ -119,7 +119,8 @@ static void attend_few(builder* b, uint32_t layer) {
                                 .tickets = at(b, p->attend_tickets),
                                 .attended = at(b, p->attended),
                                 .shape = dims_of(b, layer)};
-  const uint32_t most = b->rows * model->heads * CLB_ATTENTION_SPLITS; /* items that there can be, or more */
+  const uint32_t groups = divide_up(model->heads / model->kv_heads, CLB_ATTEND_HEADS);
+  const uint32_t most = b->rows * model->kv_heads * groups * CLB_ATTENTION_SPLITS; /* items that there can be */
   launch(b, CLB_CUDA_ATTEND, &args, (uint32_t[3]){wanted_blocks(b, most, CLB_ATTEND_BLOCKS), 1u, 1u}, 128u, 0u);
 }
 

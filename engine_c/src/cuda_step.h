@@ -99,7 +99,7 @@ static inline uint64_t shared_row(const builder* b, const clb_layer_desc* desc, 
   return desc->shared_width == 0u ? 0u : b->cuda->layer_tables[layer] + desc->experts * sizeof(clb_expert_weights);
 }
 
-/* Without the kind of step's own: block_counts and block_tokens of the second. */
+/* Without the kind of step's own: block_rows of the first, block_counts and block_tokens of the second. */
 static inline clb_router_logits_args router_logits_args(const builder* b, uint32_t layer) {
   const clb_model_desc* const model = &b->engine->model;
   const clb_cuda_layout* const p = &b->cuda->at;
