@@ -10,9 +10,12 @@ import msgspec
 import pytest
 from in_process import EngineRefusalError, InProcessEngine, ask, crc32c
 from random_cases import CUDA_CASES, prompts_of
+from random_checkpoints import write_checkpoint
 
 from colibrid.engine import abi
+from colibrid.model.convert import convert
 from colibrid.model.pack import open_pack
+from colibrid.model.precision import parse_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,3 +136,24 @@ def test_a_damaged_expert_is_refused(backend: Backend, old: Path, tmp_path: Path
         assert records_of(engine) == plain
         engine.replace(LAYER, EXPERT, expert_of(old))
         assert records_of(engine) == plain
+
+
+def test_a_16_bit_expert_among_quantised_ones(backend: Backend, tmp_path: Path) -> None:
+    """It becomes what the pack that holds it from the start computes, also where an engine changes its numbers on the way
+    in, and again when it is swapped out and in."""
+    source = write_checkpoint(CASE, tmp_path / "hf")
+    packs = {}
+    for name, plan in (("plain", "experts=int8, expert 0:0=bf16"), ("mixed", "experts=int8, expert 0:*=bf16")):
+        packs[name] = tmp_path / name
+        convert(source, packs[name], crc32c=crc32c, backend=backend.layout, plan=parse_plan(plan))
+    others = open_pack(packs["plain"]).manifest.layers[0].expert_files[1:]
+    expected = {}
+    for name, pack in packs.items():
+        with backend.open(pack, slots=1, **SMALL) as engine:
+            expected[name] = records_of(engine)
+    assert expected["plain"] != expected["mixed"]
+    with backend.open(packs["plain"], slots=1, swap_slots=len(others), **SMALL) as engine:
+        for name in ("mixed", "plain", "mixed"):
+            for expert, file in enumerate(others, 1):
+                engine.replace(0, expert, packs[name] / file)
+            assert records_of(engine) == expected[name]

@@ -56,6 +56,12 @@ static int32_t put_part(clb_engine* engine, const clb_swap_part* part) {
 
 static int32_t wait_copies(clb_engine* engine) {
   clb_driver* const d = &engine->cuda->helper;
+  return d->stream_wait(d, engine->cuda->device.copy_stream);
+}
+
+/* As all 16-bit matrices of this engine. */
+static int32_t make_alike(clb_engine* engine) {
+  clb_driver* const d = &engine->cuda->helper;
   int32_t status = CLB_OK;
   for (uint32_t i = 0; status == CLB_OK && i < CLB_EXPERT_PARTS; ++i) {
     clb_tensor* const part = &engine->swap.parts[i];
@@ -98,6 +104,7 @@ const clb_swap_backend clb_swap_cuda = {
     .begin = begin_copies,
     .put = put_part,
     .wait = wait_copies,
+    .staged = make_alike,
     .bind = bind_row,
     .put_in_place = put_in_place,
     .served = row_served,

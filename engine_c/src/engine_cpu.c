@@ -247,6 +247,7 @@ static const clb_swap_backend swap_cpu = {
     .begin = swap_begin_cpu,
     .put = swap_put_cpu,
     .wait = swap_begin_cpu,
+    .staged = swap_begin_cpu,
     .bind = swap_bind_cpu,
     .put_in_place = swap_switch_cpu,
     .served = swap_served_cpu,

@@ -122,6 +122,7 @@ typedef struct clb_swap_backend {
   int32_t (*begin)(clb_engine* engine);
   int32_t (*put)(clb_engine* engine, const clb_swap_part* part); /* may be on its way until `wait` returns */
   int32_t (*wait)(clb_engine* engine);
+  int32_t (*staged)(clb_engine* engine); /* all bytes are there: the expert in swap.parts becomes what steps read */
   /* Prepares what the switch will put in place: the expert in swap.parts. */
   int32_t (*bind)(clb_engine* engine, uint32_t module, clb_error* error);
   /* In the loop's: steps from now on use that expert. A failure is final. */

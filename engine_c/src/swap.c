@@ -199,6 +199,7 @@ static int32_t stage_file(clb_engine* engine, const clb_swap_desc* desc, clb_err
   status = engine->backend->swap->begin(engine);
   status = status != CLB_OK ? status : clb_file_read_fd(desc->fd, desc->file, &sink, error);
   set_parts(&state);
+  status = status != CLB_OK ? status : engine->backend->swap->staged(engine);
   if (status == CLB_ERR_DEVICE) {
     return clb_fail(error, status, "file %s: copying to the device failed", desc->file->name);
   }
