@@ -14,7 +14,7 @@ from aiohttp import web
 from colibrid.errors import RequestError
 from colibrid.http.context import current
 from colibrid.http.errors import InternalError, RequestTimeoutError
-from colibrid.http.limits import HELD_BYTES
+from colibrid.http.limits import CROWDED_WRITE_S, HELD_BYTES
 from colibrid.http.quota import Spending, served_as
 from colibrid.http.run import Choices
 from colibrid.http.sending import ReaderLeftError, send_json
@@ -157,7 +157,7 @@ async def _streamed(
                 if stream.behind:
                     if target.pending < HELD_BYTES:
                         continue
-                    await stream.room()
+                    await _caught_up(stream, state)
                 if target.weight <= _INLINE_LOGPROBS:
                     chunk = target.chunk()
                 else:
@@ -184,6 +184,17 @@ async def _streamed(
             broken = current(request).error = InternalError(current(request).id)
             await stream.fail(broken)
         return stream.response
+
+
+async def _caught_up(stream: EventStream, state: AppState) -> None:
+    """Waits for a reader that is so far behind that its slot waits with it: not for long while others wait for a slot."""
+    while stream.behind:
+        try:
+            async with asyncio.timeout(CROWDED_WRITE_S):
+                await stream.room()
+        except TimeoutError:
+            if any(engine.queued for engine in state.scheduler.engines):
+                stream.cut_off()
 
 
 def _filled(frame: bytes, choices: Sequence[bytes]) -> list[bytes]:

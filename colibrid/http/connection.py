@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 import structlog
@@ -13,8 +14,6 @@ from colibrid.http.limits import HEAD_TIMEOUT_S, WRITE_HIGH, WRITE_LOW, WRITE_TI
 from colibrid.http.origin import address_of
 
 if TYPE_CHECKING:
-    import asyncio
-
     from aiohttp.web_request import BaseRequest
     from aiohttp.web_server import Server
 
@@ -29,7 +28,7 @@ _TURN_AWAY_S = 1.0  # for the client to take the answer and close
 class Connection(web.RequestHandler):
     """Answers what never reaches the application, and keeps the time of heads."""
 
-    __slots__ = ("_address", "_gate", "_head_timer", "_stall_timer", "_turned_away", "bound")
+    __slots__ = ("_address", "_caught_up", "_gate", "_head_timer", "_stall_timer", "_turned_away", "bound")
 
     def __init__(self, manager: Server, bound: str, gate: Gate | None, **options: Any) -> None:
         """`bound`: the address that the socket was bound to, which it has been accepted from."""
@@ -39,7 +38,8 @@ class Connection(web.RequestHandler):
         self._address: str | None = None  # that counts at the gate
         self._turned_away = False
         self._head_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None  # while the client takes less than it is sent
+        self._caught_up: asyncio.Future[None] | None = None  # while the client takes less than it is sent ...
+        self._stall_timer: asyncio.TimerHandle | None = None  # ... it has so long
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected; one that the gate does not let in is told so and closed."""
@@ -77,7 +77,8 @@ class Connection(web.RequestHandler):
     def pause_writing(self) -> None:
         """More waits for the client than WRITE_HIGH: it has WRITE_TIMEOUT_S to take all but WRITE_LOW of it."""
         super().pause_writing()
-        self._stall_timer = self._loop.call_later(WRITE_TIMEOUT_S, self._cut_off)
+        self._caught_up = self._loop.create_future()
+        self._stall_timer = self._loop.call_later(WRITE_TIMEOUT_S, self.cut_off, WRITE_TIMEOUT_S)
 
     def resume_writing(self) -> None:
         """The client has caught up."""
@@ -86,21 +87,24 @@ class Connection(web.RequestHandler):
 
     async def room(self) -> None:
         """Waits until the client has caught up. ConnectionError when it is gone."""
-        if self.writing_paused:
-            await self._drain_helper()
+        if self._caught_up is not None:
+            await asyncio.shield(self._caught_up)  # others wait for the same
         if self.transport is None:
             raise ConnectionResetError("the client is gone")
 
-    def _cut_off(self) -> None:
-        self._stall_timer = None
+    def cut_off(self, after_s: float) -> None:
+        """Ends the connection of a client that has been behind for so long."""
         if self.transport is not None:
-            _log.info("slow_reader_cut", seconds=WRITE_TIMEOUT_S)
+            _log.info("slow_reader_cut", seconds=after_s)
             self.transport.abort()
 
     def _stall_ends(self) -> None:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+        if self._caught_up is not None:
+            self._caught_up.set_result(None)
+            self._caught_up = None
 
     @property
     def _waits(self) -> bool:

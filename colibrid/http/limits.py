@@ -8,6 +8,7 @@ from colibrid.engine.abi import MAX_TOP_LOGPROBS as MAX_LOGPROBS
 
 __all__ = [
     "BODY_TIMEOUT_S",
+    "CROWDED_WRITE_S",
     "FEW_STREAMS",
     "HEAD_TIMEOUT_S",
     "HELD_BYTES",
@@ -51,6 +52,7 @@ MAX_INCOMING_BODIES = 32  # times server.max_body_bytes: of all bodies that arri
 HEAD_TIMEOUT_S = 30.0  # for the head of a request to arrive, from connect or its first byte on
 BODY_TIMEOUT_S = 30.0  # for the whole body to arrive
 WRITE_TIMEOUT_S = 30.0  # a reader that has not caught up after so long is cut off
+CROWDED_WRITE_S = 3.0  # the same for one that holds a slot which others wait for
 WRITE_HIGH = 4 << 10  # bytes that wait for a client: from here on it is behind, and nothing more is handed over ...
 WRITE_LOW = 1 << 10  # ... until it has caught up to here
 UNSENT_BYTES = 16 << 10  # that the kernel holds beside them, and has not sent yet

@@ -15,6 +15,7 @@ import msgspec
 from aiohttp import web
 
 from colibrid.http.errors import error_object
+from colibrid.http.limits import CROWDED_WRITE_S
 from colibrid.http.sending import ReaderLeftError, connection_of, reader
 
 if TYPE_CHECKING:
@@ -83,6 +84,11 @@ class EventStream:
         """Waits while the reader is behind."""
         with reader():
             await self._connection.room()
+
+    def cut_off(self) -> None:
+        """Ends the connection of a reader that is behind. Raises ReaderLeftError."""
+        self._connection.cut_off(CROWDED_WRITE_S)
+        raise ReaderLeftError
 
     async def finish(self) -> None:
         """The good end."""

@@ -211,3 +211,26 @@ async def test_crowds_of_streams_are_sent_in_fewer_events(make_server: Callable[
     assert server.service.generations[-1].paces == [0.1]
     await server.post("/v1/completions", body | {"stream": False, "stop": ["x"]})
     assert server.service.generations[-1].paces == []
+
+
+@pytest.mark.parametrize("queued", [0, 1])
+async def test_slots_that_others_wait_for_are_freed_soon(
+    make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, queued: int
+) -> None:
+    """A reader so far behind that its slot waits is cut soon while others wait for slots, else at its usual time."""
+    monkeypatch.setattr("colibrid.http.answer.CROWDED_WRITE_S", 0.2)
+    monkeypatch.setattr("colibrid.http.connection.WRITE_TIMEOUT_S", 1.5)
+    server = await make_server([568] * 20_000)
+    (engine,) = server.service.engines
+    monkeypatch.setattr(type(server.service), "engines", (msgspec.structs.replace(engine, queued=queued),))
+    server.service.info = msgspec.structs.replace(server.service.info, max_seq_len=1 << 20)
+    body = b'{"prompt": "Hi", "max_tokens": 20000, "stream": true, "logprobs": 20}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.socket() as client, structlog.testing.capture_logs() as logs:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        client.sendall(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        await until(lambda: server.service.generations)
+        await until(lambda: not server.service.live)
+    cuts = [line["seconds"] for line in logs if line["event"] == "slow_reader_cut"]
+    assert cuts == [1.5 if queued == 0 else 3.0]
