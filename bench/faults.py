@@ -48,7 +48,7 @@ ROWS = {
         Row(fault_rows.loop_blocked, 1, 1),
         Row(fault_rows.crash_loop, 1, 1),
         Row(fault_rows.clients_leave, 10_000, 300),
-        Row(fault_clients.slow_readers, 200, 20),
+        Row(fault_clients.slow_readers, 24, 24),  # of 32 slots, so that others have some
         Row(fault_rows.terminated, 1, 1),
         Row(fault_clients.reloaded, 200, 12),
         Row(fault_rows.damaged_weights, 2_000, 60),
