@@ -120,6 +120,31 @@ struct gate_up_rows {
   }
 };
 
+/* Row begin + warp of a unit: lanes 0 .. 15 add up gate, lanes 16 .. 31 up of one result each. */
+template <uint32_t MOST_ROWS>
+CLB_DEVICE void finish_step(const clb_expert_gate_up_args& a, const gate_up_shared<MOST_ROWS>& shared,
+                            const gate_up_rows& unit, uint32_t row_tile, uint32_t begin, uint32_t parity) {
+  const uint32_t lane = threadIdx.x % CLB_WARP;
+  const uint32_t i = begin + clb_group_warp();
+  if (i >= unit.rows) return;
+  const bool routed = unit.first != CLB_NONE;
+  const uint32_t place = routed ? shared.choice.places[unit.first + i] : i;
+  const float scale = shared.scale[routed ? place / a.k_max : i] * (1.0f / clb_fp16::scale);
+  float own = 0.0f;
+#pragma unroll
+  for (uint32_t w = 0u; w < CLB_WARPS; w++)
+    own += shared.sums.of[parity][lane / CLB_TILE][w][clb_group_warp() * CLB_SUM_STRIDE + lane % CLB_TILE];
+  const float other = __shfl_xor_sync(CLB_FULL_WARP, own, CLB_TILE);
+  const float gate = (lane < CLB_TILE) ? own : other;
+  const float up = (lane < CLB_TILE) ? other : own;
+  const float result = silu(gate * scale) * (up * scale);
+  const float next = __shfl_xor_sync(CLB_FULL_WARP, result, 1);
+  if (lane >= CLB_TILE || lane % 2u != 0u) return;
+  uint32_t* to =
+      routed ? a.activation + (uint64_t)place * a.width : a.shared_activation + (uint64_t)place * a.shared_width;
+  clb_split_store<clb_fp16>(to, row_tile * CLB_TILE + lane, result, next);
+}
+
 template <class K, uint32_t STEPS, uint32_t STAGES, uint32_t MOST_ROWS, class Source>
 CLB_DEVICE void gate_up_pass(const clb_expert_gate_up_args& a, clb_quant_ring<2u, STAGES>& ring, Source& source,
                              gate_up_shared<MOST_ROWS>& shared, const gate_up_rows& unit, uint32_t row_tile,
@@ -145,17 +170,7 @@ CLB_DEVICE void gate_up_pass(const clb_expert_gate_up_args& a, clb_quant_ring<2u
     shared.sums.put(parity, 0u, sum[0][s]);
     shared.sums.put(parity, 1u, sum[1][s]);
     __syncthreads();
-    const uint32_t i = begin + s * CLB_STEP + threadIdx.x % 64u / 8u;
-    if (clb_finisher() == s && i < unit.rows) {
-      const uint32_t place = routed ? shared.choice.places[unit.first + i] : i;
-      const float scale = shared.scale[routed ? place / a.k_max : i];
-      const float2 gate = shared.sums.template take<clb_fp16>(parity, 0u);
-      const float2 up = shared.sums.template take<clb_fp16>(parity, 1u);
-      uint32_t* to =
-          routed ? a.activation + (uint64_t)place * a.width : a.shared_activation + (uint64_t)place * a.shared_width;
-      clb_split_store<clb_fp16>(to, row_tile * CLB_TILE + threadIdx.x % 8u * 2u, silu(gate.x * scale) * (up.x * scale),
-                                silu(gate.y * scale) * (up.y * scale));
-    }
+    finish_step(a, shared, unit, row_tile, begin + s * CLB_STEP, parity);
     parity ^= 1u;
   }
 }
