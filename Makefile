@@ -72,6 +72,12 @@ test-tsan: $(VENV)/.dev  ## rings, thread pool and steps under the thread saniti
 config: $(VENV)/.dev  ## print conf/colibrid.yaml, its schema and its reference anew, after a change of config/settings.py
 	$(BIN)/python -m colibrid.config.documents .
 
+.PHONY: docs
+docs: config  ## print every page of docs/reference that is made from the source anew
+	$(BIN)/python -m colibrid.cli.reference docs/reference
+	page=$$($(BIN)/python -m colibrid.http.metrics_reference) && echo "$$page" >docs/reference/metrics.md
+	page=$$($(BIN)/python -m colibrid.http.reference tests) && echo "$$page" >docs/reference/api.md
+
 clients: $(VENV)/.dev $(VENV)/.installed  ## the openai SDKs, langchain, litellm and lm-eval against a daemon: make clients ARGS=openai-3
 	PYTHONSAFEPATH=1 $(BIN)/python tests/clients/run.py $(ARGS)
 
