@@ -56,7 +56,12 @@ EXITS = (
         "read the last line of the log; [Troubleshooting](../TROUBLESHOOTING.md)",
         "restarted",
     ),
-    _Exit(click.UsageError.exit_code, "wrong usage: an unknown verb or option, a missing argument", "`--help`", "not restarted"),
+    _Exit(
+        click.UsageError.exit_code,
+        "wrong usage: an unknown verb or option, a missing argument",
+        "`--help`",
+        "not restarted",
+    ),
     _Exit(
         EXIT_CONFIG,
         "the configuration or the model is wrong",

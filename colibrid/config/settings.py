@@ -468,7 +468,7 @@ class MetricsSettings(Section, frozen=True, kw_only=True):
     bandwidth_gb_s: Annotated[
         Annotated[float, Meta(gt=0, le=1e6)] | None,
         Live(
-            "of the memory that holds the weights, as `colibrid bench bandwidth` measures it: dashboards then show a "
+            "of the memory that holds the weights, the line `read` of `colibrid bench engine`: dashboards then show a "
             "step's time against the least that it could take; null: they do not"
         ),
     ] = None
