@@ -53,6 +53,14 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert missing == []
 
 
+def test_files_of_the_architecture_exist() -> None:
+    """Every source file that docs/ARCHITECTURE.md names is there."""
+    named = set(re.findall(r"[\w/]+\.(?:py|c|h|cu)\b", (ROOT / "docs" / "ARCHITECTURE.md").read_text()))
+    found = [path for part in ("colibrid", "engine_c", "kernels_cu", "tests") for path in (ROOT / part).rglob("*.*")]
+    assert {name for name in named if not any(f"/{path.as_posix()}".endswith(f"/{name}") for path in found)} == set()
+    assert len(named) > 40
+
+
 def test_every_decision_is_in_the_index() -> None:
     """docs/decisions/README.md links all pages beside it."""
     folder = ROOT / "docs" / "decisions"
