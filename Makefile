@@ -155,5 +155,12 @@ cubins:  ## compile the CUDA kernels into build/cubins (needs nvcc): make cubins
 bench: $(VENV)/.installed  ## speed of the engine on this machine
 	$(BIN)/colibrid bench engine
 
+.PHONY: install uninstall
+install:  ## environment, units and /etc/colibrid: make install PREFIX=/usr/local DESTDIR= GPU=no PYTHON=/usr/bin/python3
+	systemd/install.sh install
+
+uninstall:  ## remove them; configuration, keys, models and packs stay
+	systemd/install.sh uninstall
+
 clean:  ## remove what was built
 	rm -rf build build-asan build-clients build-tsan build-fuzz build-supply dist $(VENV) colibrid/engine/lib .mypy_cache .ruff_cache .pytest_cache

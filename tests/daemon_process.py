@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 DEADLINE_S = 60.0  # ten times and more of what it takes on an idle machine
@@ -22,13 +22,20 @@ DEADLINE_S = 60.0  # ten times and more of what it takes on an idle machine
 class DaemonProcess:
     """Use as a context manager; what is left at its end is killed."""
 
-    def __init__(self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        launcher: Sequence[str] = (),
+    ) -> None:
+        """`launcher`: words of a command that runs the daemon in its own place."""
         self.stdout_path = folder / f"stdout-{time.monotonic_ns()}"
         self.stderr_path = self.stdout_path.with_name(self.stdout_path.name.replace("stdout", "stderr"))
         plain = {name: value for name, value in os.environ.items() if not name.startswith("COLIBRID_")}
         with self.stdout_path.open("wb") as out, self.stderr_path.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "colibrid.cli", "serve", "--port", "0", *arguments],
+                [*launcher, sys.executable, "-m", "colibrid.cli", "serve", "--port", "0", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

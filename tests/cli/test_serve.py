@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 NORWAY = {"messages": [{"role": "user", "content": "What is the capital of Norway?"}], "temperature": 0}
 TLS = Path(__file__).parents[1] / "data" / "tls"
-UNIT = Path(__file__).parents[2] / "systemd" / "colibrid.service"
 LONG = {"prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 
 
@@ -305,29 +304,6 @@ def test_watchdog_pings_stop_when_the_loop_stands(model: str, tmp_path: Path) ->
             manager.settimeout(1.5)  # fifteen pings
             with pytest.raises(TimeoutError):
                 manager.recv(4096)
-
-
-def test_unit_file_is_valid(tmp_path: Path) -> None:
-    """systemd accepts the unit without complaint."""
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("systemd-analyze is not installed")
-    unit = tmp_path / UNIT.name
-    unit.write_text(UNIT.read_text().replace("/opt/colibrid/bin/colibrid", sys.executable))
-    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_unit_fits_the_daemon() -> None:
-    """The unit waits for READY=1, does not restart after exit code 78, and gives a writable cache folder."""
-    lines = UNIT.read_text().splitlines()
-    for line in (
-        "Type=notify",
-        "RestartPreventExitStatus=2 78",
-        "CacheDirectory=colibrid",
-        "KillMode=mixed",
-        "DynamicUser=yes",
-    ):
-        assert line in lines
 
 
 def test_occupied_port_is_one_line(daemon: DaemonProcess, model: str) -> None:
