@@ -19,6 +19,8 @@ from colibrid.ops.addresses import is_loopback
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from multidict import MultiMapping
+
     from colibrid.config.settings import ServerSettings
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -50,17 +52,16 @@ class Origins:
         self._trusts_unix = UNIX in proxies
         self._proxies = tuple(_network(text) for text in proxies if text != UNIX)
 
-    def peer(self, name: object, headers: Mapping[str, str], *, secure: bool) -> Peer:
+    def peer(self, name: object, headers: MultiMapping[str], *, secure: bool) -> Peer:
         """Who has sent `headers` from the socket `name`: what a proxy says counts iff it is trusted."""
         address = address_of(name)
         if not self._trusted(address):
             return Peer(address, secure)
-        proto = headers.get("X-Forwarded-Proto", "")
+        proto = _all_of(headers, "X-Forwarded-Proto")[-1]
         if proto in ("http", "https"):
             secure = proto == "https"
-        hops = headers.get("X-Forwarded-For", "").split(",")[-_MAX_HOPS:]
-        for hop in reversed(hops):  # each proxy adds whom it has seen at the end
-            found = _address(hop.strip())
+        for hop in reversed(_all_of(headers, "X-Forwarded-For")[-_MAX_HOPS:]):  # each proxy adds whom it saw at the end
+            found = _address(hop)
             if found is None:
                 break
             address = found
@@ -112,6 +113,11 @@ class Origins:
 def address_of(name: object) -> str:
     """The address in the name of a client's socket."""
     return _address(name[0]) or UNIX if isinstance(name, tuple) else UNIX
+
+
+def _all_of(headers: MultiMapping[str], name: str) -> list[str]:
+    """The values of a header that is a list: some proxies add to its last line, others add a line."""
+    return [value.strip() for value in ",".join(headers.getall(name, ())).split(",")]
 
 
 def _hostname(host: str) -> str | None:

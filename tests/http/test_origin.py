@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from multidict import CIMultiDict
 
 from colibrid.config.settings import ServerSettings
 from colibrid.errors import ConfigError
@@ -110,7 +111,7 @@ def test_own_pages() -> None:
 def test_proxies(name: object, sent: dict[str, str], expected: Peer) -> None:
     """What X-Forwarded-For and -Proto say counts from trusted proxies only, and up to the first that is not trusted."""
     rules = origins(trusted_proxies=["127.0.0.1", "10.0.0.0/8", "unix"])
-    assert rules.peer(name, sent, secure=False) == expected
+    assert rules.peer(name, CIMultiDict(sent), secure=False) == expected
 
 
 @pytest.mark.parametrize(
@@ -153,3 +154,11 @@ async def test_pages_read_answers(make_server: Callable[..., Any]) -> None:
     assert "Access-Control-Allow-Origin" not in plain.headers
     foreign = await server.get("/v1/models", Origin="https://evil.example")
     assert (foreign.status, foreign.headers.get("Access-Control-Allow-Origin")) == (403, None)
+
+
+def test_a_proxy_may_add_a_line_of_its_own() -> None:
+    """Of several lines the last one counts, which our proxy has written, not the first, which the client has."""
+    rules = origins(trusted_proxies=["10.0.0.1"])
+    lines = [("9.9.9.9", "https"), ("7.7.7.7", "http")]
+    sent = CIMultiDict([(f"X-Forwarded-{name}", line[i]) for line in lines for i, name in enumerate(("For", "Proto"))])
+    assert rules.peer(("10.0.0.1", 1), sent, secure=False) == Peer("7.7.7.7", secure=False)
