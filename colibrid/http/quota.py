@@ -76,7 +76,7 @@ class Window:
         self.limit = limit
         self._period_s = period_s
         self._used = 0
-        self._until = 0.0
+        self.until = 0.0  # end of the period
 
     def resize(self, limit: int) -> None:
         """Another limit from now on; what has been used stays used."""
@@ -84,17 +84,22 @@ class Window:
 
     def wait_s(self, amount: int, now: float) -> float:
         """Until `amount` is there; 0 if it is."""
-        if now >= self._until:
-            self._used, self._until = 0, now + self._period_s
-        return 0.0 if self._used + amount <= self.limit else self._until - now
+        if now >= self.until:
+            self._used, self.until = 0, now + self._period_s
+        return 0.0 if self._used + amount <= self.limit else self.until - now
 
     def take(self, amount: int) -> None:
-        """Use `amount`, which may be less than nothing: what is given back."""
-        self._used = max(0, self._used + amount)
+        """Use `amount`."""
+        self._used += amount
+
+    def give_back(self, amount: int, until: float) -> None:
+        """What was taken and not used, in the period that ended or ends at `until`; a later one never had it."""
+        if until == self.until:
+            self._used = max(0, self._used - amount)
 
     def level(self, now: float) -> Level:
         self.wait_s(0, now)
-        return Level(self.limit, max(0, self.limit - self._used), self._until - now)
+        return Level(self.limit, max(0, self.limit - self._used), self.until - now)
 
 
 class Meter:
@@ -154,8 +159,8 @@ class Meter:
         finally:
             self.running -= 1
 
-    def pay(self, tokens: int) -> None:
-        """Charge `tokens`. RateLimitError if they are not there now, RequestError if they never can be."""
+    def pay(self, tokens: int) -> float:
+        """Charge `tokens`; the result is for give_back. RateLimitError if they are not there now, RequestError if they never can be."""
         now = self._clock()
         budgets = [("minute", self._minute), ("day", self._day)]
         for name, budget in budgets:
@@ -173,11 +178,17 @@ class Meter:
                     f" this request could use {tokens}. Try again in {wait_s:.1f} s, or lower max_tokens.",
                     retry_after_s=wait_s,
                 )
-        self._take(tokens)
+        for _, budget in budgets:
+            if budget is not None:
+                budget.take(tokens)
+        return 0.0 if self._day is None else self._day.until
 
-    def give_back(self, tokens: int) -> None:
-        """What was paid for and not used."""
-        self._take(-tokens)
+    def give_back(self, tokens: int, paid: float) -> None:
+        """What was paid for and not used; `paid`: what pay has returned."""
+        if self._minute is not None:
+            self._minute.take(-tokens)
+        if self._day is not None:
+            self._day.give_back(tokens, paid)
 
     def levels(self) -> tuple[Level | None, Level | None]:
         """Of requests, and of tokens: of the budget that has less."""
@@ -187,11 +198,6 @@ class Meter:
             None if self._requests is None else self._requests.level(now),
             min(tokens, key=lambda level: level.remaining, default=None),
         )
-
-    def _take(self, tokens: int) -> None:
-        for budget in (self._minute, self._day):
-            if budget is not None:
-                budget.take(tokens)
 
 
 class Meters:
@@ -227,15 +233,14 @@ class Spending:
         self.used = 0
         self._paid = sum(len(one.prompt_ids) + one.n * one.max_tokens for one in requests)
         self._meter = meter
-        if meter is not None:
-            meter.pay(self._paid)
+        self._until = 0.0 if meter is None else meter.pay(self._paid)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
         if self._meter is not None:
-            self._meter.give_back(self._paid - self.used)
+            self._meter.give_back(self._paid - self.used, self._until)
 
 
 def served_as(meter: Meter | None, requests: Sequence[GenerateRequest], tenant: str) -> list[GenerateRequest]:

@@ -73,7 +73,9 @@ def test_windows_begin_anew() -> None:
     assert window.level(60.0) == (10, 2, 90.0)
     assert window.wait_s(10, 150.0) == 0
     window.take(10)
-    window.take(-30)
+    window.give_back(30, 150.0)  # of the period before
+    assert window.level(160.0).remaining == 0
+    window.give_back(30, 250.0)
     assert window.level(160.0).remaining == 10
 
 
@@ -249,3 +251,16 @@ async def test_no_room_is_told_before_the_body_comes(server: Server, path: str) 
     assert found.startswith(b"HTTP/1.1 503")
     assert b"Retry-After: 3\r\n" in found
     assert not server.service.seen
+
+
+def test_nothing_of_a_day_is_given_back_to_the_next(clock: Clock) -> None:
+    """What was paid before midnight and ends after it leaves the new day's budget as it is."""
+    meter = Meter(KeyLimits(tokens_per_day=100), clock)
+    early = Spending(meter, [request_of(10, 90)])
+    clock.now += 86400.0
+    meter.pay(80)
+    with early:
+        early.used = 1
+    with pytest.raises(RateLimitError, match="20 are left"):
+        meter.pay(21)
+    meter.pay(20)
