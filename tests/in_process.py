@@ -197,7 +197,7 @@ class InProcessEngine:
         error, report = abi.Error(), abi.SwapReport()
         with ExitStack() as stack:
             if file is not None:
-                opened = open_expert(str(file), [str(file.parent)], crc32c)
+                opened = open_expert(str(file), [str(file.parent)], crc32c, 1 << 30)
                 stack.callback(os.close, opened.fd)
                 tables = ExpertTables(opened.file, layer, expert)
                 desc.fd, desc.file, desc.sections = opened.fd, ctypes.pointer(tables.file), tables.sections

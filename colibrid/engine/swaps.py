@@ -23,6 +23,7 @@ import structlog
 
 from colibrid.engine import abi, control
 from colibrid.errors import EngineError, EngineFaultError, OverloadedError, RequestError
+from colibrid.model import layout
 from colibrid.model.expert_file import ExpertFile, open_expert
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 BEST = "auto"  # the kernel that the package would take
 STEP_TIMEOUT_S = 10.0  # for a step boundary to come
 _RETRY_AFTER_S = 1.0
+_PADDING = 64  # rows or columns of a layout, at most
+_WIDEST_BYTES = 4  # fp32
+_GAPS_BYTES = 64 << 10  # between matrices, scales and zero points
 _LATER = frozenset({abi.Status.FULL, abi.Status.STATE})
 _OURS = frozenset({abi.Status.DEVICE, abi.Status.INTERNAL, abi.Status.MEMORY})
 
@@ -176,7 +180,9 @@ class ExpertSwaps:
             raise RequestError(f"expert is {expert}; layer {layer} has {have}.", param="expert")
 
     async def _open(self, path: str) -> ExpertFile:
-        return await asyncio.to_thread(open_expert, path, self._settings.swap_folders, self._checksum)
+        return await asyncio.to_thread(
+            open_expert, path, self._settings.swap_folders, self._checksum, _most_bytes(self._manifest)
+        )
 
     def _checksum(self, data: bytes) -> int:
         return int(self._library.c.clb_crc32c(0, data, len(data)))
@@ -300,6 +306,13 @@ class ExpertSwaps:
         finally:
             if source is not None:
                 os.close(source.fd)
+
+
+def _most_bytes(manifest: Manifest) -> int:
+    """Of any file with an expert of this model: in the widest format, with padding. Larger ones need not be read."""
+    width = max((layer.expert_width for layer in manifest.layers), default=0)
+    matrices = len(layout.EXPERT_ROLES) * (manifest.hyperparameters.hidden + _PADDING) * (width + _PADDING)
+    return matrices * _WIDEST_BYTES + _GAPS_BYTES
 
 
 def _refusal(answer: control.NotSwapped) -> RequestError:

@@ -56,15 +56,16 @@ class _Name(msgspec.Struct):
     name: str = ""
 
 
-def open_expert(path: str, folders: Sequence[str], checksum: Callable[[bytes], int]) -> ExpertFile:
+def open_expert(path: str, folders: Sequence[str], checksum: Callable[[bytes], int], most: int) -> ExpertFile:
     """Open, describe and read the whole file; `checksum` is crc32c. Blocks as long as that takes.
 
-    RequestError on `file`: not below the folders, not described, or its bytes are not those that were described.
+    RequestError on `file`: not below the folders, not described, larger than `most` bytes, which are then not read, or
+    its bytes are not those that were described.
     """
     opened = open_below(path, folders, "experts.swap_folders")
     try:
         described = _described(opened)
-        file = _checked(opened.file, described, checksum)
+        file = _checked(opened.file, described, checksum, most)
     except OSError as error:
         opened.close()
         raise _wrong(f"it cannot be read ({error.strerror})") from None
@@ -108,9 +109,11 @@ def _converted(raw: bytes, where: str) -> PackFile:
     return file
 
 
-def _checked(fd: int, file: PackFile, checksum: Callable[[bytes], int]) -> PackFile:
+def _checked(fd: int, file: PackFile, checksum: Callable[[bytes], int], most: int) -> PackFile:
     """The description, with both checksums of the bytes as they are."""
     size = os.fstat(fd).st_size
+    if size > most:
+        raise _wrong(f"it has {size} bytes, an expert of this model at most {most}")
     if size != file.bytes:
         raise _wrong(f"it has {size} bytes, {file.bytes} are described")
     digest, crcs, done = hashlib.sha256(), [], 0

@@ -29,6 +29,7 @@ def section(role: str, offset: int) -> dict[str, Any]:
 
 
 DATA = bytes(range(256)) * 6
+MOST = 1 << 20
 PIECES = [zlib.crc32(DATA)]
 DESCRIPTION: dict[str, Any] = {
     "bytes": len(DATA),
@@ -52,7 +53,7 @@ def describe(path: Path, **changes: Any) -> None:
 def test_a_description_beside_the_file(path: Path) -> None:
     """FILE.json is one entry of a pack's files; both checksums come out, of the bytes that were read."""
     describe(path)
-    opened = open_expert(str(path), [str(path.parent)], checksum)
+    opened = open_expert(str(path), [str(path.parent)], checksum, MOST)
     try:
         assert os.pread(opened.fd, 4, 0) == DATA[:4]
         assert (opened.name, opened.precision, opened.sha256) == ("e.bin", "bf16", DESCRIPTION["sha256"])
@@ -67,15 +68,15 @@ def test_a_pack_is_a_source(bundled_pack: Pack, tmp_path: Path) -> None:
     library_sum = {file.name: file.crc32c for file in bundled_pack.manifest.files}[names[2]]
     assert library_sum is not None
     values = iter(library_sum)
-    opened = open_expert(str(bundled_pack.path / names[2]), [str(bundled_pack.path)], lambda _piece: next(values))
+    opened = open_expert(str(bundled_pack.path / names[2]), [str(bundled_pack.path)], lambda _piece: next(values), MOST)
     os.close(opened.fd)
     assert opened.name == names[2]
     shutil.copy(bundled_pack.path / names[2], tmp_path / "alone.bin")
     with pytest.raises(RequestError, match="neither alone.bin.json nor colibri.json"):
-        open_expert(str(tmp_path / "alone.bin"), [str(tmp_path)], checksum)
+        open_expert(str(tmp_path / "alone.bin"), [str(tmp_path)], checksum, MOST)
     shutil.copy(bundled_pack.path / "colibri.json", tmp_path / "colibri.json")
     with pytest.raises(RequestError, match="has no entry alone.bin"):
-        open_expert(str(tmp_path / "alone.bin"), [str(tmp_path)], checksum)
+        open_expert(str(tmp_path / "alone.bin"), [str(tmp_path)], checksum, MOST)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_what_does_not_fit_is_refused(path: Path, changes: dict[str, Any], text:
     describe(path, **changes)
     before = set(os.listdir("/proc/self/fd"))
     with pytest.raises(RequestError, match=text) as refused:
-        open_expert(str(path), [str(path.parent)], checksum)
+        open_expert(str(path), [str(path.parent)], checksum, MOST)
     assert refused.value.param == "file"
     assert set(os.listdir("/proc/self/fd")) == before
 
@@ -107,8 +108,20 @@ def test_descriptions_that_are_none(path: Path, raw: bytes) -> None:
     """Bytes that are no JSON object are refused as well, in either place."""
     path.with_name("e.bin.json").write_bytes(raw)
     with pytest.raises(RequestError):
-        open_expert(str(path), [str(path.parent)], checksum)
+        open_expert(str(path), [str(path.parent)], checksum, MOST)
     path.with_name("e.bin.json").unlink()
     path.with_name("colibri.json").write_bytes(raw)
     with pytest.raises(RequestError):
-        open_expert(str(path), [str(path.parent)], checksum)
+        open_expert(str(path), [str(path.parent)], checksum, MOST)
+
+
+def test_what_no_expert_can_be_is_not_read(path: Path) -> None:
+    """A sparse file of a tebibyte is refused at once, before a byte of it is read."""
+    os.truncate(path, 1 << 40)
+    describe(path, bytes=1 << 40)
+
+    def unread(_piece: bytes) -> int:
+        raise AssertionError("it was read")
+
+    with pytest.raises(RequestError, match=f"at most {MOST}"):
+        open_expert(str(path), [str(path.parent)], unread, MOST)
