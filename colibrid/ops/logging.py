@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import select
 import time
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,8 @@ class _StandardHandler(logging.Handler):
             )
 
 
-_SEPARATORS = "\u0085\u2028\u2029"  # ends of lines to some readers, and nothing special to JSON
+# Ends of lines to some readers and commands to terminals, of which JSON has nothing to say.
+_ODD = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 
 def _render_json(_logger: object, _method: str, event: MutableMapping[str, Any]) -> bytes:
@@ -158,9 +160,10 @@ def _encode(fields: Mapping[str, object]) -> bytes:
         line = msgspec.json.encode(fields)
     except (TypeError, ValueError):  # lone surrogates, integers over 64 bits
         line = msgspec.json.encode({key: _visible(value) for key, value in fields.items()})
-    for separator in _SEPARATORS:
-        line = line.replace(separator.encode(), b"\\u%04x" % ord(separator))
-    return line
+    text = line.decode()
+    return (
+        line if text.isascii() and "\x7f" not in text else _ODD.sub(lambda one: f"\\u{ord(one[0]):04x}", text).encode()
+    )
 
 
 def _timestamp() -> str:

@@ -30,12 +30,13 @@ def lines() -> Iterator[IO[str]]:
 
 @pytest.mark.parametrize("value", ["a\nb", '"}\n{"event": "forged"', "\x1b[31m\x00\r", "\ud800", "x" * 100_000, {"a": {1}},
                                    object(), 1 << 70, float("nan"), b"\xff", ["\u2028"] * 10_000,
-                                   "a\u0085b\u2028c\u2029d"])  # fmt: skip
+                                   "a\u0085b\u2028c\u2029d", "\x7f\x9b31m"])  # fmt: skip
 def test_one_object_a_line_whatever_is_logged(lines: IO[str], value: object) -> None:
     """Line breaks, quotes, controls, surrogates, huge and odd values leave exactly one JSON object on one line."""
     structlog.get_logger().info("thing_happened", value=value, other=value)
     text = lines.read()
     assert len(text.splitlines()) == text.count("\n") == 1
+    assert text.removesuffix("\n").isprintable()
     assert text.endswith("\n")
     assert len(text.encode()) <= MAX_LINE_BYTES
     event = json.loads(text)
