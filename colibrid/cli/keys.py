@@ -146,7 +146,7 @@ def _line_of(lines: list[str], key_id: str, path: Path) -> int:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise ConfigError(f"{path} cannot be read: {reason}; check the file") from None

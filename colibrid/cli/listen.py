@@ -133,12 +133,14 @@ def _remove_stale(place: Path, setting: str) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise ConfigError(f"{setting} {place} is there and no socket; remove it, or choose another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(str(place))
         except ConnectionRefusedError:
             place.unlink()
             return
+        except BlockingIOError:
+            pass  # it listens, and accepts nobody just now
     raise AddressTakenError(f"{setting} {place} is in use by another process; stop it, or choose another path")
 
 

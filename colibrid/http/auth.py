@@ -82,7 +82,7 @@ def read_key_file(path: Path, setting: str) -> KeyRing:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
-        text = data.decode("utf-8")
+        text = data.decode("utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise ConfigError(f"{source} cannot be read: {reason}; check the file") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import stat
 from contextlib import ExitStack
@@ -148,3 +149,17 @@ def test_wrong_addresses(entry: str) -> None:
     """What is no address is told with its setting; nothing stays open."""
     with ExitStack() as stack, pytest.raises(ConfigError, match=r"server\.listen"):
         opened(stack, "127.0.0.1:0", entry)
+
+
+def test_a_path_of_somebody_who_accepts_nobody(tmp_path: Path) -> None:
+    """A daemon that stands still, its queue full, is told as one that listens: we do not wait for it."""
+    path = str(tmp_path / "api")
+    with socket.socket(socket.AF_UNIX) as listening, ExitStack() as stack:
+        listening.bind(path)
+        listening.listen(0)
+        for _ in range(2):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            with contextlib.suppress(BlockingIOError):
+                client.connect(path)
+        with pytest.raises(AddressTakenError), bind_path(path, "server.admin_socket"):
+            pass

@@ -55,6 +55,13 @@ def test_key_file(tmp_path: Path) -> None:
     assert ring.find("# mine") is ring.find("") is ring.find(digest_of("other-key-2").hex()) is None
 
 
+def test_key_file_with_a_mark(tmp_path: Path) -> None:
+    """The mark that some editors write in front is no part of the first key."""
+    path = tmp_path / "keys"
+    path.write_text("secret-key-1\n", encoding="utf-8-sig")
+    assert read_key_file(path, "auth.keys_file").find("secret-key-1") is not None
+
+
 @pytest.mark.parametrize("content", ["", "# only a comment\n", "short\n", "a b\n", "x" * (1 << 20) + "\nx", None])
 def test_bad_key_file(tmp_path: Path, content: Any) -> None:
     """A file that is missing, empty, huge, or has a weak or strange key is a configuration error that names both."""
