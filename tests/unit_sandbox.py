@@ -239,7 +239,7 @@ def _drop_privileges(unit: Unit) -> None:
     if unit.on("NoNewPrivileges"):
         _call("prctl", _SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if unit.on("MemoryDenyWriteExecute"):
-        _call("prctl", _SET_MDWE, 1, 0, 0, 0)  # before Linux 6.3 the filter is all there is; then this is exit code 77
+        _libc.prctl(_SET_MDWE, 1, 0, 0, 0)  # before Linux 6.3 the filter is all there is
 
 
 def _environment(unit: Unit, *, with_keys: bool) -> dict[str, str]:

@@ -33,7 +33,19 @@ def sandbox(tmp_path: Path) -> Callable[..., list[str]]:
     work.mkdir()
     visible = {sys.prefix, sys.base_prefix, str(Path(colibrid.__file__).parents[1])}
     shown = [word for path in sorted(visible) for word in ("--visible", path)]
-    words = [sys.executable, str(_LAUNCHER), "--unit", str(UNIT), "--work", str(work), *shown]
+    # The launcher imports what lies beside it, whatever the tests themselves may import.
+    words = [
+        "env",
+        "-u",
+        "PYTHONSAFEPATH",
+        sys.executable,
+        str(_LAUNCHER),
+        "--unit",
+        str(UNIT),
+        "--work",
+        str(work),
+        *shown,
+    ]
     tried = subprocess.run([*words, "--", "true"], capture_output=True, text=True, check=False)
     if tried.returncode == UNAVAILABLE:
         pytest.skip(tried.stderr.strip())
