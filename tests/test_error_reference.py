@@ -20,7 +20,7 @@ def codes_of_the_source() -> set[str]:
     return {
         keyword.value.value
         for part in PARTS
-        for path in (ROOT / "colibrid" / part).rglob("*.py")
+        for path in [*(ROOT / "colibrid" / part).rglob("*.py"), ROOT / "colibrid" / "plugin_host.py"]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)
         for keyword in node.keywords

@@ -19,8 +19,10 @@ ALLOWED: dict[str, set[str]] = {
     "ops": VALUES,
     "engine": VALUES | {"config.environment", "model", "ops"},
     "batch": VALUES | {"engine", "model"},
-    "http": VALUES | {"text", "batch", "engine", "model", "ops"},
-    "cli": VALUES | {"config", "http", "text", "batch", "engine", "model", "ops"},
+    "plugins": VALUES | {"text", "model"},
+    "plugin_host": VALUES | {"plugins", "text", "model"},
+    "http": VALUES | {"plugins", "plugin_host", "text", "batch", "engine", "model", "ops"},
+    "cli": VALUES | {"plugins", "plugin_host", "config", "http", "text", "batch", "engine", "model", "ops"},
 }
 
 

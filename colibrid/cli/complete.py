@@ -16,7 +16,7 @@ from colibrid.batch.request import GenerateRequest, Sampling
 from colibrid.cli.assembly import assemble
 from colibrid.cli.device import settled
 from colibrid.cli.models import resolve_model
-from colibrid.cli.options import engine_options, load_settings
+from colibrid.cli.options import engine_options, load_settings, use_plugins
 from colibrid.config.environment import read_environment
 from colibrid.config.load import BUILT_IN
 from colibrid.engine.library import Library
@@ -62,6 +62,7 @@ def complete(
     prompt = sys.stdin.read() if words[-1] == "-" else words[-1]
     environment = read_environment()
     loaded = load_settings(environment, config_file, ("batch.slots=1", *sets), given)
+    use_plugins(loaded)
     settings = loaded.settings
     if loaded.origins["logging.level"] == BUILT_IN:  # the text is the output; events only when something is wrong
         quiet = msgspec.structs.replace(settings.logging, level="warning")

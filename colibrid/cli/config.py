@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from colibrid.cli.admin_client import admin_client, admin_options
-from colibrid.cli.options import engine_options, load_settings
+from colibrid.cli.options import engine_options, load_settings, use_plugins
 from colibrid.cli.shapes import SHAPES
 from colibrid.config.environment import read_environment
 from colibrid.config.load import BUILT_IN
@@ -49,6 +49,7 @@ def check(file: str, model: str | None, shape: str | None, memory: str | None, s
     """
     environment = read_environment()
     loaded = load_settings(environment, file, sets, {})
+    plugins = use_plugins(loaded)
 
     # Only now: mistakes of the file are told without all that.
     from colibrid.cli.access import check_access, check_hosts, has_keys  # noqa: PLC0415
@@ -71,7 +72,9 @@ def check(file: str, model: str | None, shape: str | None, memory: str | None, s
     try:
         check_access(settings, environment, ())
         if settings.server.listen is None:
-            check_hosts([settings.server.host], with_keys=has_keys(settings, environment, ()))
+            check_hosts(
+                [settings.server.host], with_keys=has_keys(settings, environment, ()) or bool(plugins.authenticators)
+            )
     except ConfigError as error:  # the file may be for another host
         for line in str(error).splitlines():
             print(f"  warning  here it would not start: {line}")

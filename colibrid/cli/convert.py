@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from colibrid.cli.models import checksum
+from colibrid.cli.options import load_settings, use_plugins
 from colibrid.cli.progress import Progress
 from colibrid.cli.shapes import SHAPES, write_shape
+from colibrid.config.environment import read_environment
 from colibrid.config.sizes import format_bytes
 from colibrid.engine.library import Library
 from colibrid.errors import ConfigError, ModelError
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Whose kernels read it; any: row-major, to exchange.",
 )
+@click.option("--config", "config_file", metavar="FILE", help="YAML whose plugins bring the checkpoint's family.")
 @click.option("--name", metavar="NAME", help="Default model id; else the name of the folder SRC.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress bar.")
 def convert(
@@ -64,7 +67,9 @@ def convert(
     dtype: Dtype,
     precision: str | None,
     backend: Backend,
+    config_file: str | None,
     name: str | None,
+    *,
     quiet: bool,
 ) -> None:
     """Make the pack DST from the Hugging Face checkpoint in the folder SRC, or with --dummy from nothing. SRC may be a
@@ -74,6 +79,7 @@ def convert(
     """
     if len(paths) != (2 if dummy is None else 1):
         raise click.UsageError("give SRC and DST, or with --dummy SHAPE only DST")
+    use_plugins(load_settings(read_environment(), config_file, (), {}))
     target = Path(paths[-1]).expanduser()
     plan = AS_IT_IS if precision is None else parse_plan(precision)
     progress = None if quiet else Progress("converting")

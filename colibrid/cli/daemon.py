@@ -19,7 +19,7 @@ import asyncio
 import os
 import time
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -42,6 +42,7 @@ from colibrid.ops.lifecycle import Lifecycle
 from colibrid.ops.logging import configure
 from colibrid.ops.reload import SettingsReloader
 from colibrid.ops.systemd import Notifier, passed_sockets
+from colibrid.plugin_host import Plugins
 
 if TYPE_CHECKING:
     import socket
@@ -64,6 +65,7 @@ class Order:
 
     settings: Settings
     reload: Callable[[], Settings]  # the same sources, read again
+    plugins: Plugins = field(default_factory=Plugins)
     environment: Environment
     model: str | None
     api_keys: tuple[str, ...]
@@ -102,7 +104,7 @@ def run_daemon(order: Order) -> int:
         notifier = Notifier.from_environment()
         stack.callback(notifier.close)
         listening = open_sockets(settings.server, passed_sockets(), stack)
-        check_hosts(map(host_of, listening), with_keys=has_keys(settings, order.environment, order.api_keys))
+        check_hosts(map(host_of, listening), with_keys=_asks_keys(order))
         admin = None
         if settings.server.admin_socket is not None:
             admin = stack.enter_context(bind_path(settings.server.admin_socket, "server.admin_socket"))
@@ -228,7 +230,9 @@ async def _open_http(
     keys = read_access(order.settings, order.environment, order.api_keys)
     log_access(order.settings, order.environment, order.api_keys, keys)
     text = load_text(parts.pack.path, parts.pack.manifest.text)
-    state = AppState(settings=order.settings, scheduler=parts.pool, text=text, keys=keys)
+    state = AppState(settings=order.settings, scheduler=parts.pool, text=text, keys=keys, plugins=order.plugins)
+    if order.plugins.names:
+        structlog.get_logger().info("plugins", names=order.plugins.names)
     stack.callback(text.tokenizer.close)
 
     context = make_tls(order.settings.server)
@@ -236,7 +240,7 @@ async def _open_http(
 
     def follow(new: Settings) -> Callable[[], None]:
         keys = read_access(new, order.environment, order.api_keys)
-        check_hosts(map(host_of, listening.public), with_keys=bool(keys))
+        check_hosts(map(host_of, listening.public), with_keys=bool(keys) or bool(order.plugins.authenticators))
 
         def commit() -> None:
             state.follow(new, keys)
@@ -255,6 +259,11 @@ async def _open_http(
     await start_server(state, listening.public, stack, None if tls is None else tls.listening, admin)
     if listening.admin is not None:
         await run_application(create_admin(state, admin), [listening.admin], stack)
+
+
+def _asks_keys(order: Order) -> bool:
+    """True iff clients must send a key."""
+    return has_keys(order.settings, order.environment, order.api_keys) or bool(order.plugins.authenticators)
 
 
 def _keep_waiting(notifier: Notifier) -> Progress:
@@ -277,7 +286,7 @@ def _announce(order: Order, parts: Assembly, places: Sequence[Place], marks: _Ma
     memory, timings = parts.fleet.memory, parts.fleet.timings
     assert memory, "a ready engine has a bill"
     assert timings is not None, "a ready engine was timed"
-    needs_key = has_keys(order.settings, order.environment, order.api_keys)
+    needs_key = _asks_keys(order)
     phases = {
         "start": marks.at("start"),
         "http": marks.at("http") - marks.at("start"),

@@ -11,7 +11,7 @@ import msgspec
 from colibrid.cli.banner import memory_lines
 from colibrid.cli.footprint import Footprint, footprint
 from colibrid.cli.models import resolve_model
-from colibrid.cli.options import engine_options, load_settings
+from colibrid.cli.options import engine_options, load_settings, use_plugins
 from colibrid.config.environment import read_environment
 from colibrid.config.sizes import format_bytes
 from colibrid.engine.configure import plan_memory
@@ -41,7 +41,9 @@ def inspect(
     MODEL is as in `colibrid serve`; a checkpoint is converted first. The bill is the one of these settings.
     """
     environment = read_environment()
-    settings = load_settings(environment, config_file, sets, given).settings
+    loaded = load_settings(environment, config_file, sets, given)
+    use_plugins(loaded)
+    settings = loaded.settings
     library = Library()
     resolved = resolve_model(model, settings, environment, library)
     pack = open_pack(resolved.path, check_files=settings.model.weights == "files")

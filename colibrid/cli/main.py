@@ -36,6 +36,7 @@ _VERBS = {
     "export": ("colibrid.cli.export", "Write a pack back as a Hugging Face checkpoint."),
     "inspect": ("colibrid.cli.inspect", "Show what a model is and what it needs."),
     "keys": ("colibrid.cli.keys", "Add, list and revoke the keys that clients must send."),
+    "plugins": ("colibrid.cli.plugins", "List the plugins that are installed."),
     "config": ("colibrid.cli.config", "Check, show and describe configurations."),
     "doctor": ("colibrid.cli.doctor", "Check this host, with a fix for each finding."),
     "bench": ("colibrid.cli.bench", "Measure the speed of this machine."),

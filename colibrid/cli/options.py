@@ -12,6 +12,7 @@ import click
 
 from colibrid.config.load import Override, load
 from colibrid.errors import ConfigError
+from colibrid.plugin_host import Plugins, load_plugins
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +84,17 @@ def load_settings(
             overrides.append(Override(setting, value, ", ".join(names)))
     path = Path(config_file) if config_file is not None else environment.config_file
     return load(path, environment.settings, overrides)
+
+
+def use_plugins(loaded: Loaded) -> Plugins:
+    """The plugins that the settings name, their families known from now on. ConfigError tells all that is wrong."""
+    if not loaded.settings.plugins:
+        return Plugins()
+    from colibrid.model.families import add_families  # noqa: PLC0415 (only for these)
+
+    plugins = load_plugins(loaded.settings.plugins, loaded.origins)
+    add_families(plugins.families)
+    return plugins
 
 
 def _option(parameter: str, _setting: str, names: tuple[str, ...], metavar: str, text: str) -> Callable[[_F], _F]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from colibrid.cli.elsewhere import instead_of
-from colibrid.cli.options import engine_options, load_settings, server_options
+from colibrid.cli.options import engine_options, load_settings, server_options, use_plugins
 from colibrid.config.environment import read_environment
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
-    from colibrid.config.settings import Settings
+    from colibrid.config.load import Loaded
     from colibrid.model.manifest import Manifest
 
 
@@ -63,18 +63,20 @@ def serve(
         raise ConfigError(f"MODEL is {model!r} and --model-path is {model_path!r}; give one of them")
     environment = read_environment()
 
-    def read() -> Settings:
-        return load_settings(environment, config_file, sets, given).settings
+    def read() -> Loaded:
+        return load_settings(environment, config_file, sets, given)
 
-    settings = read()
+    loaded = read()
+    plugins = use_plugins(loaded)
 
     # Only now: reading settings and their errors need none of this.
     from colibrid.cli.daemon import Order, run_daemon  # noqa: PLC0415
 
     return run_daemon(
         Order(
-            settings=settings,
-            reload=read,
+            settings=loaded.settings,
+            reload=lambda: read().settings,
+            plugins=plugins,
             environment=environment,
             model=model if model is not None else model_path,
             api_keys=api_keys,

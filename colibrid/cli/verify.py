@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from colibrid.cli.device import settled
-from colibrid.cli.options import engine_options, load_settings
+from colibrid.cli.options import engine_options, load_settings, use_plugins
 from colibrid.cli.texts import read_lines
 from colibrid.cli.verify_report import details, plot, table, write_json
 from colibrid.cli.verify_trial import Trial
@@ -80,6 +80,7 @@ def verify(
         raise ConfigError(f'--questions {questions}: every line needs "messages" and "answer"')
     environment = read_environment()
     loaded = load_settings(environment, config_file, sets, given)
+    use_plugins(loaded)
     settings = loaded.settings
     if loaded.origins["logging.level"] == BUILT_IN:  # the table is the output
         quietly = msgspec.structs.replace(settings.logging, level="warning")

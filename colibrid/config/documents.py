@@ -175,6 +175,11 @@ def _value_schema(key: Key) -> dict[str, Any]:
 
 def _page() -> Iterator[str]:
     yield _PAGE_HEAD
+    for name, part in tree().parts.items():
+        if not isinstance(part, Group):
+            yield f"## {name}\n\n| key | values | default | live | meaning |\n|---|---|---|---|---|"
+            yield from _rows(part)
+            yield ""
     for group in sections().values():
         rows = [row for part in group.parts.values() if not isinstance(part, Group) for row in _rows(part)]
         if not rows and group.path.count("."):

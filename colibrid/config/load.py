@@ -235,6 +235,7 @@ class _Found:
             self._value(key, path, node.value, node.text, at)
         elif takes(key, inspect.AnyType):
             self._value(key, path, _plain(node), "", at)
+            self._places(path, node, source)
         elif isinstance(node, reader.Sequence) and takes(key, *LISTS):
             if any(isinstance(item, reader.Broken) for item in node.items):
                 return
@@ -248,6 +249,18 @@ class _Found:
                 self._value(key, path, items, f"{len(items)} items", at)
         else:
             self.errors.append(f"{at}: {path} must be {describe(key)} (given: {_kind(node)})")
+
+    def _places(self, path: str, node: reader.Node, source: str) -> None:
+        """Where the parts of a value are that only a plugin understands."""
+        if isinstance(node, reader.Mapping):
+            below = [(entry.key, _at(source, entry.node), entry.node) for entry in node.entries]
+        elif isinstance(node, reader.Sequence):
+            below = [(str(index), _at(source, item), item) for index, item in enumerate(node.items)]
+        else:
+            return
+        for name, at, part in below:
+            self.origins[f"{path}.{name}"] = at
+            self._places(f"{path}.{name}", part, source)
 
     # ------------------------------------------------------------ one value
 

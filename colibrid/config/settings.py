@@ -17,7 +17,7 @@ config/rules what no single key can show.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, field
@@ -498,3 +498,17 @@ class Settings(Section, frozen=True, kw_only=True):
     kv: KvSettings = KvSettings()
     metrics: MetricsSettings = MetricsSettings()
     logging: LoggingSettings = LoggingSettings()
+    plugins: Annotated[
+        dict[
+            str,
+            Annotated[
+                dict[str, Annotated[Any, About("what the plugin says that it means")]],
+                Meta(max_length=64),
+                About("the settings of the plugin of this name, {}: none"),
+            ],
+        ],
+        Meta(max_length=16),
+        Restart(
+            "installed plugins to load, by name, each with its own settings (docs/PLUGINS.md); others are not loaded"
+        ),
+    ] = field(default_factory=dict)

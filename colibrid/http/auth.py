@@ -14,7 +14,7 @@ from colibrid.http.credentials import MAX_FILE_BYTES, SCOPES, digest_of, plain_k
 from colibrid.http.errors import ForbiddenError, InvalidKeyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
     from colibrid.config.settings import KeyLimits
@@ -68,12 +68,17 @@ class KeyRing:
         if key.expires is not None and time.time() >= key.expires:
             raise InvalidKeyError("This API key has expired; ask the server's operator for another one.")
         if scope not in key.scopes:
-            raise ForbiddenError(
-                f"This API key is for {', '.join(one for one in SCOPES if one in key.scopes)}, and the route needs {scope};"
-                " send another key.",
-                code="insufficient_scope",
-            )
+            raise scope_error(key.scopes, scope)
         return key
+
+
+def scope_error(scopes: Collection[Scope], needed: Scope) -> ForbiddenError:
+    """A key of `scopes` was sent to a route that needs another one."""
+    return ForbiddenError(
+        f"This API key is for {', '.join(one for one in SCOPES if one in scopes)}, and the route needs {needed};"
+        " send another key.",
+        code="insufficient_scope",
+    )
 
 
 def read_key_file(path: Path, setting: str) -> KeyRing:

@@ -23,6 +23,7 @@ from colibrid.http.limits import (
     OTHER_FIELDS_BYTES,
 )
 from colibrid.http.outline import check_outline, keys_of_object
+from colibrid.http.plugged import call_of, filtered
 from colibrid.http.state import STATE
 from colibrid.http.types import Message, Refused
 
@@ -53,7 +54,10 @@ async def read_body(
     settings = state.settings.server
     with _counted(state.incoming, settings.max_body_bytes) as count:
         raw = await _read(request, settings.max_body_bytes, count)
-        work = functools.partial(_typed, raw, kind, refused, long_fields, strict=settings.strict)
+        change = None
+        if state.plugins.filters and not request.path.startswith("/admin/"):
+            change = functools.partial(filtered, call_of(request), filters=state.plugins.filters)
+        work = functools.partial(_typed, raw, kind, refused, long_fields, change, strict=settings.strict)
         if len(raw) <= INLINE_BODY_BYTES:
             body, ignored = work()
         else:  # one thread for all: several large bodies at a time would keep the event loop from the interpreter's lock
@@ -114,10 +118,17 @@ async def _read(request: web.Request, max_bytes: int, count: Callable[[int], Non
 
 
 def _typed(
-    raw: bytes, kind: type[Body], refused: Mapping[str, Refused], long_fields: Sequence[LongField], *, strict: bool
+    raw: bytes,
+    kind: type[Body],
+    refused: Mapping[str, Refused],
+    long_fields: Sequence[LongField],
+    change: Callable[[dict[str, Any]], dict[str, Any]] | None,
+    *,
+    strict: bool,
 ) -> tuple[Body, list[str]]:
-    """`parse` of what `decode_object` finds. May run in another thread."""
-    return parse(decode_object(raw, long_fields), kind, refused, strict=strict)
+    """`parse` of what `decode_object` finds, and `change` makes of it. May run in another thread."""
+    found = decode_object(raw, long_fields)
+    return parse(found if change is None else change(found), kind, refused, strict=strict)
 
 
 class _LongFields(msgspec.Struct):

@@ -16,6 +16,7 @@ from colibrid.http.envelope import PLAIN, Envelope, fields
 from colibrid.http.logprobs import chat_logprobs, prompt_logprobs
 from colibrid.http.messages import chat_prompt
 from colibrid.http.params import chat_job, check_model
+from colibrid.http.plugged import admitted
 from colibrid.http.state import STATE
 from colibrid.http.tool_choice import reply_grammar, reply_options, tool_use
 from colibrid.http.types import CHAT_REFUSED, ChatBody
@@ -41,6 +42,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     prompt = await chat_prompt(body, state, tools=use is not None)
     reply = reply_options(use, prompt, state)
     job = _read_as(reply, chat_job(body, state, answer_id, prompt), state)
+    job, asked = admitted(request, job, asked, state)
     grammar = reply_grammar(body, use, asked, prompt, state)
     job = await within(request, body.timeout_s, constrained(job, grammar, state))
     return await answer(request, state, job, ChatWriter(body, state, answer_id, reply), stream=bool(body.stream))

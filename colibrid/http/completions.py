@@ -13,6 +13,7 @@ from colibrid.http.constraint import asked_grammar, constrained
 from colibrid.http.envelope import PLAIN, Envelope, fields
 from colibrid.http.logprobs import LegacyLogprobs, prompt_logprobs, text_and_offsets
 from colibrid.http.params import completion_job
+from colibrid.http.plugged import admitted
 from colibrid.http.state import STATE
 from colibrid.http.types import COMPLETION_REFUSED, CompletionBody
 
@@ -31,7 +32,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, CompletionBody, COMPLETION_REFUSED, "prompt")
     answer_id = f"cmpl-{secrets.token_hex(12)}"
     grammar = asked_grammar(body)
-    job = await completion_job(body, state, answer_id)
+    job, grammar = admitted(request, await completion_job(body, state, answer_id), grammar, state)
     job = await within(request, body.timeout_s, constrained(job, grammar, state))
     return await answer(request, state, job, CompletionWriter(body, state, answer_id), stream=bool(body.stream))
 

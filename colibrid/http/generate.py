@@ -9,7 +9,9 @@ from colibrid.errors import RequestError
 from colibrid.http.answer import answer
 from colibrid.http.body import read_body
 from colibrid.http.completions import CompletionChoiceWriter, CompletionWriter
+from colibrid.http.constraint import constrained
 from colibrid.http.params import completion_job
+from colibrid.http.plugged import admitted
 from colibrid.http.state import STATE
 from colibrid.http.types import GENERATE_REFUSED, CompletionBody, GenerateBody
 
@@ -35,7 +37,8 @@ async def generate(request: web.Request) -> web.StreamResponse:
         experts=short.experts,
     )
     answer_id = f"gen-{secrets.token_hex(12)}"
-    job = await completion_job(body, state, answer_id)
+    job, grammar = admitted(request, await completion_job(body, state, answer_id), None, state)
+    job = await constrained(job, grammar, state)
     return await answer(request, state, job, _ShortWriter(body, state, answer_id), stream=False)
 
 

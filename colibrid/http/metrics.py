@@ -21,6 +21,7 @@ from colibrid.batch.measures import Histogram
 from colibrid.http.errors import NotFoundError
 from colibrid.http.load import expert_load
 from colibrid.http.state import STATE
+from colibrid.plugins import Sample
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -398,6 +399,20 @@ METRICS: tuple[Metric, ...] = (
         labels=(),
     ),
     Metric(
+        name="plugin_failures",
+        kind="counter",
+        about="Calls of plugins that failed; the log names the plugin",
+        read=lambda of: [((), of.state.plugins.health.failures)],
+        labels=(),
+    ),
+    Metric(
+        name="plugin_slow_calls",
+        kind="counter",
+        about="Calls of plugins that took more than 10 ms; the log names the plugin",
+        read=lambda of: [((), of.state.plugins.health.slow)],
+        labels=(),
+    ),
+    Metric(
         name="build_info",
         kind="gauge",
         about="Always 1; what is served",
@@ -445,6 +460,12 @@ def exposition(state: AppState) -> bytes:
     registry.register(_Parts(state))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
+
+
+def samples(state: AppState) -> list[Sample]:
+    """The same without those of the process, as values."""
+    found = (sample for family in _Parts(state).collect() for sample in family.samples)
+    return [Sample(one.name, one.labels, one.value) for one in found]
 
 
 async def metrics(request: web.Request) -> web.Response:

@@ -12,8 +12,9 @@ from colibrid.http.context import context_of, open_context
 from colibrid.http.contract import as_contract, log_request
 from colibrid.http.errors import NotFoundError, error_response, shown
 from colibrid.http.manual import add_manual
-from colibrid.http.metrics import metrics
+from colibrid.http.metrics import metrics, samples
 from colibrid.http.origin import UNIX, cors_headers
+from colibrid.http.plugged import SinkThread, authenticated, observed
 from colibrid.http.quota import limit_headers
 from colibrid.http.refusal import Refusals
 from colibrid.http.routes import ROUTES
@@ -103,6 +104,9 @@ async def start_server(
     stack.push_async_callback(state.structured.close)
     watching = asyncio.create_task(state.served.watch_loop())
     stack.callback(watching.cancel)
+    for sink in state.plugins.sinks:
+        pushing = asyncio.create_task(SinkThread(sink).push(lambda: samples(state)))
+        stack.callback(pushing.cancel)
     refusals = Refusals(state.scheduler, _QUEUES, state.served)
     await run_application(create_app(state, admin), sockets, stack, tls=tls, gate=state.gate, refusals=refusals)
 
@@ -118,7 +122,7 @@ def _pass_through(state: AppState) -> Middleware:
             if context.page is not None and request.method == "OPTIONS":
                 response: web.StreamResponse = web.Response(status=204, headers=_PREFLIGHT)
             else:
-                _check_key(request, context, state)
+                await _check_key(request, context, state)
                 response = await _within_limits(request, context, handler, state)
         except asyncio.CancelledError:
             _note(request, context, state, _CLIENT_LEFT)
@@ -140,6 +144,8 @@ def _note(request: web.Request, context: RequestContext, state: AppState, status
     if context.error is not None:
         state.served.refused(context.error)
     log_request(request, context, status, quiet=request.path in _QUIET_PATHS)
+    if state.plugins.observers:
+        observed(request, context, state, status)
 
 
 def _check_origin(request: web.Request, context: RequestContext, origins: Origins) -> None:
@@ -152,12 +158,17 @@ def _check_origin(request: web.Request, context: RequestContext, origins: Origin
     context.page = origins.check_page(request.headers, peer)
 
 
-def _check_key(request: web.Request, context: RequestContext, state: AppState) -> None:
+async def _check_key(request: web.Request, context: RequestContext, state: AppState) -> None:
     scope = _scope_of(request.path)
-    context.key = None if scope is None else state.keys.check(request.headers, scope)
+    if scope is None:
+        return
+    if state.plugins.authenticators:
+        context.key, metered = await authenticated(request.headers, scope, state)
+    else:
+        context.key, metered = state.keys.check(request.headers, scope), True
     if context.key is not None:
         context.facts["key"] = context.key.id
-        context.meter = state.meters.of(context.key)
+        context.meter = state.meters.of(context.key) if metered else None
 
 
 async def _within_limits(

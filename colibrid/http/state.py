@@ -16,6 +16,7 @@ from colibrid.http.limits import FEW_STREAMS
 from colibrid.http.origin import Origins
 from colibrid.http.quota import Meters
 from colibrid.http.served import Served
+from colibrid.plugin_host import Plugins
 from colibrid.text.model_text import ModelText
 from colibrid.text.structured_masks import StructuredOutput
 
@@ -46,6 +47,7 @@ class AppState:
     scheduler: GenerationService
     text: ModelText
     keys: KeyRing = field(default_factory=KeyRing)
+    plugins: Plugins = field(default_factory=Plugins)
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, of /v1/models
     incoming: Incoming = field(default_factory=Incoming)
     served: Served = field(default_factory=Served)
@@ -64,13 +66,18 @@ class AppState:
         self.structured = StructuredOutput(self.text.vocabulary, self.scheduler.info.mask_bytes)
         self.gate = Gate(self.settings.limits)
         self.meters = Meters(self.settings.auth.limits)
-        self.origins = Origins(self.settings.server, has_keys=bool(self.keys))
+        self.origins = Origins(self.settings.server, has_keys=self.asks_keys)
 
     def follow(self, settings: Settings, keys: KeyRing) -> None:
         """Serve with these, which were checked, from now on."""
         self.settings, self.keys = settings, keys
         self.meters.renew(keys.keys, settings.auth.limits)
-        self.origins = Origins(settings.server, has_keys=bool(keys))
+        self.origins = Origins(settings.server, has_keys=self.asks_keys)
+
+    @property
+    def asks_keys(self) -> bool:
+        """True iff clients must send a key."""
+        return bool(self.keys) or bool(self.plugins.authenticators)
 
     @property
     def stream_pace_s(self) -> float:

@@ -56,6 +56,8 @@ def tool_use(body: ChatBody, state: AppState) -> ToolUse | None:
     form: ToolFormat | None
     if parser_of(state) == "harmony":
         form, parallel = HARMONY, False  # a call ends the reply
+    elif state.plugins.tool_format is not None and state.settings.model.tool_parser == "auto":
+        form = state.plugins.tool_format
     else:
         asked = state.settings.model.tool_parser
         name = asked if asked != "auto" else state.text.tool_parser or "auto"

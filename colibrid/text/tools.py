@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -55,17 +56,19 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
     """How one family of models calls tools."""
 
-    name: ToolParserName
+    name: str  # one of ToolParserName, or with `read` any
     begins: tuple[str, ...]  # what a section of calls starts with
     at_start: bool = False  # only at the start of the reply
     end: str | None = None  # what it ends with; none: it goes on to the end of the reply
     layout: Layout
     short_ids: bool = False  # the model's templates want ids of nine letters and digits
+    # Names and arguments of the calls in a section, where the format is a plugin's; ValueError: it holds none.
+    read: Callable[[str], Iterable[tuple[object, object]]] | None = None
 
     def parse(self, section: str, names: frozenset[str]) -> list[Call] | None:
         """The calls in a section, its markers included; none unless all of it is right."""
         try:
-            calls = [_call(*found, names) for found in _READERS[self.name](section)]
+            calls = [_call(*found, names) for found in (self.read or _READERS[self.name])(section)]
         except (ValueError, RecursionError):  # msgspec's and json's errors are ValueErrors
             return None
         return calls or None

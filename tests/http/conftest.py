@@ -28,6 +28,7 @@ from colibrid.errors import OverloadedError
 from colibrid.http.auth import KeyRing
 from colibrid.http.server import start_server
 from colibrid.http.state import AppState
+from colibrid.plugin_host import Plugins
 from colibrid.text.model_text import ModelText
 from colibrid.text.tokenizer import Tokenizer
 
@@ -322,6 +323,7 @@ async def make_server(model_text: ModelText) -> AsyncIterator[Callable[..., Any]
             ring: KeyRing | None = None,
             text: ModelText = model_text,
             admin: AdminState | None = None,
+            plugins: Plugins | None = None,
             **sections: dict[str, Any],
         ) -> Server:
             ids = [*text.tokenizer.encode(reply, add_special_tokens=False), END] if isinstance(reply, str) else reply
@@ -331,6 +333,7 @@ async def make_server(model_text: ModelText) -> AsyncIterator[Callable[..., Any]
                 scheduler=service,
                 text=text,
                 keys=KeyRing.of_plain(keys, "test") if ring is None else ring,
+                plugins=plugins or Plugins(),
             )
             listening = socket.create_server(("127.0.0.1", 0))
             stack.callback(listening.close)
