@@ -75,8 +75,8 @@ config: $(VENV)/.dev  ## print conf/colibrid.yaml, its schema and its reference 
 .PHONY: docs
 docs: config  ## print every page of docs/reference that is made from the source anew
 	$(BIN)/python -m colibrid.cli.reference docs/reference
-	page=$$($(BIN)/python -m colibrid.http.metrics_reference) && echo "$$page" >docs/reference/metrics.md
-	page=$$($(BIN)/python -m colibrid.http.reference tests) && echo "$$page" >docs/reference/api.md
+	page=$$($(BIN)/python -m colibrid.http.metrics_reference) && printf '%s\n' "$$page" >docs/reference/metrics.md
+	page=$$($(BIN)/python -m colibrid.http.reference tests) && printf '%s\n' "$$page" >docs/reference/api.md
 
 clients: $(VENV)/.dev $(VENV)/.installed  ## the openai SDKs, langchain, litellm and lm-eval against a daemon: make clients ARGS=openai-3
 	PYTHONSAFEPATH=1 $(BIN)/python tests/clients/run.py $(ARGS)
