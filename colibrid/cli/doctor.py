@@ -12,7 +12,7 @@ from colibrid.cli.doctor_host import Host, host_findings
 from colibrid.cli.doctor_service import service_findings
 from colibrid.cli.finding import Finding, ok, refused
 from colibrid.cli.main import EXIT_CONFIG, EXIT_FAILED
-from colibrid.cli.options import engine_options, load_settings, server_options
+from colibrid.cli.options import engine_options, load_settings, server_options, use_plugins
 from colibrid.config.environment import read_environment
 from colibrid.config.load import BUILT_IN
 from colibrid.config.settings import Settings
@@ -59,6 +59,7 @@ def _findings(
     host = Host()
     try:
         loaded = load_settings(environment, config_file, sets, given)
+        use_plugins(loaded)
     except ConfigError as reason:  # the host itself can still be looked at
         errors = [refused("configuration", ConfigError(line)) for line in str(reason).splitlines()]
         return [*errors, *host_findings(Settings(), host)]

@@ -9,8 +9,10 @@ import click
 
 from colibrid.cli.convert import checkpoint_folder, summary
 from colibrid.cli.models import checksum
+from colibrid.cli.options import load_settings, use_plugins
 from colibrid.cli.progress import Progress
 from colibrid.cli.texts import load_model_text, read_lines, token_ids
+from colibrid.config.environment import read_environment
 from colibrid.engine.library import Library
 from colibrid.model.checkpoint import read_json, text_files
 from colibrid.model.precision import parse_plan
@@ -46,6 +48,7 @@ LONGEST = 2048  # tokens of one text
 @click.option(
     "--backend", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Whose kernels read it."
 )
+@click.option("--config", "config_file", metavar="FILE", help="YAML whose plugins bring the checkpoint's family.")
 @click.option("--name", metavar="NAME", help="Default model id; else the name of the folder SRC.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress bar.")
 def quantize(
@@ -58,6 +61,7 @@ def quantize(
     tokens: int,
     dtype: Dtype,
     backend: Backend,
+    config_file: str | None,
     name: str | None,
     quiet: bool,
 ) -> None:
@@ -70,6 +74,7 @@ def quantize(
     chosen = method or ("awq" if data is not None else "rtn")
     if (chosen == "awq") != (data is not None):
         raise click.UsageError("--method awq needs --data FILE; --method rtn uses none")
+    use_plugins(load_settings(read_environment(), config_file, (), {}))
     source, target = checkpoint_folder(src), Path(dst).expanduser()
     plan = parse_plan(precision)
     texts = [] if data is None else _texts(source, data, tokens)

@@ -72,6 +72,14 @@ def test_convert_with_a_family_of_a_plugin(tmp_path: Path, capsys: Capture) -> N
     assert json.loads((tmp_path / "pack" / "colibri.json").read_text())["family"] == "ExampleForCausalLM"
 
 
+def test_doctor_loads_plugins(tmp_path: Path, capsys: Capture) -> None:
+    """A plugin's mistake is a finding of the doctor."""
+    config = tmp_path / "c.yaml"
+    config.write_text("plugins: {example: {interval_s: 0}}\n")
+    assert run(["doctor", "--config", str(config)]) == 78
+    assert "plugins.example.interval_s: expected float >= 1.0" in capsys.readouterr().out
+
+
 def test_a_family_known_already(tmp_path: Path, capsys: Capture) -> None:
     """Two families of one architecture are a configuration error."""
     config = tmp_path / "c.yaml"
