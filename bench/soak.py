@@ -62,7 +62,6 @@ def sample(daemon: Served, requests: int, began: float) -> Sample:
 def drive(daemon: Served, options: argparse.Namespace, pool: Any) -> tuple[Seen, list[Sample]]:
     """All parts, one after another."""
     began, samples, seen = time.perf_counter(), [], Seen()
-    connections = max(1, options.connections // options.processes)
     touch(daemon.url, KV_TOKENS)
     samples.append(sample(daemon, 0, began))
     for part in range(PARTS):
@@ -70,6 +69,8 @@ def drive(daemon: Served, options: argparse.Namespace, pool: Any) -> tuple[Seen,
         left = options.seconds - (time.perf_counter() - began)
         if left <= 0 or not numbers:
             continue
+        # The first part comes over twice as many: what a burst takes of the heap, which grows by a MiB at a time, is taken.
+        connections = max(1, options.connections * (1 if part else 2) // options.processes)
         shares = [numbers[i :: options.processes] for i in range(options.processes)]
         tasks = [(daemon.url, connections, share, left) for share in shares]
         seen = merge([seen, *pool.map(work, tasks, chunksize=1)])
