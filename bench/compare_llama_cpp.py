@@ -28,6 +28,7 @@ from peers import (
     colibrid_bench,
     colibrid_server,
     complete,
+    gguf_bytes,
     http_load,
     llama_bench,
     llama_server,
@@ -128,7 +129,7 @@ def compare_engine(setup: Setup, plan: EnginePlan, say: Callable[[str], None]) -
         floor_share=[each["decode"]["floor_share"] for each in ours],
         layer_us_above_floor=[each["decode"]["layer_us_above_floor"] for each in ours],
         read_bandwidth=[each["decode"]["read_bandwidth"] for each in ours],
-        bytes_ratio=ours[0]["weights_bytes"] / weights.gguf.stat().st_size,
+        bytes_ratio=ours[0]["weights_bytes"] / gguf_bytes(weights),
     )
 
 

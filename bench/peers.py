@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import shlex
 import socket
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "fp16", "int8-g128", "int4-g32"]
 # llama.cpp's type for all matrices, embedding and head among them, of nearly as many bytes.
 PEER_TYPES: dict[Precision, str] = {"int8-g128": "Q8_0", "int4-g32": "Q4_0"}
+# Bytes of 32 numbers in a gguf file: of Q8_0 and Q4_0 a block with an fp16 scale.
+BYTES_OF_32: dict[Precision, int] = {"fp32": 128, "fp16": 64, "int8-g128": 34, "int4-g32": 18}
+HEAD_NAME = (13).to_bytes(8, "little") + b"output.weight"  # as a gguf header has the name of a tensor
 
 COLIBRID = (sys.executable, "-m", "colibrid.cli")
 READY_S = 120.0
@@ -88,6 +92,16 @@ def _gguf(setup: Setup, checkpoint: Path, precision: Precision) -> Path:
             _run([*shlex.split(setup.converter), str(checkpoint), str(partial), kind])
         partial.rename(gguf)
     return gguf
+
+
+def gguf_bytes(weights: Weights) -> int:
+    """Of llama.cpp's file, without its head if that is a copy of the embedding: ours lies there once."""
+    config = json.loads((weights.checkpoint / "config.json").read_text())
+    size = weights.gguf.stat().st_size
+    with weights.gguf.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        copied = config["tie_word_embeddings"] and data.find(HEAD_NAME) >= 0
+    head = config["vocab_size"] * config["hidden_size"] // 32 * BYTES_OF_32[weights.precision]
+    return size - head if copied else size
 
 
 def _kinds(formats: Sequence[str]) -> set[str]:

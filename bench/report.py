@@ -42,7 +42,7 @@ class EngineResult(msgspec.Struct, frozen=True, kw_only=True):
     floor_share: list[float]  # of our decode
     layer_us_above_floor: list[float]
     read_bandwidth: list[float]  # bytes/s
-    bytes_ratio: float | None = None  # of our weights and llama.cpp's file, which may hold a tied head twice
+    bytes_ratio: float | None = None  # of our weights and llama.cpp's file, without the copy of a tied head
 
 
 class ServerResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +132,11 @@ def engine_table(rows: Sequence[EngineResult]) -> Iterator[str]:
             size = "" if row.bytes_ratio is None else f"{row.bytes_ratio:.3f}"
             rates = (_spread(pair.ours), _spread(pair.theirs), _ratio(pair))
             yield _line(row.model, row.precision, name, *rates, *floor, size)
+    yield ""
+    yield (
+        "Bytes ratio: our weights by llama.cpp's file, a tied head counted once on both sides, which that file may "
+        "have twice, as embedding and as head."
+    )
 
 
 def server_table(rows: Sequence[ServerResult]) -> Iterator[str]:

@@ -157,3 +157,28 @@ def test_a_16_bit_expert_among_quantised_ones(backend: Backend, tmp_path: Path) 
             for expert, file in enumerate(others, 1):
                 engine.replace(0, expert, packs[name] / file)
             assert records_of(engine) == expected[name]
+
+
+@pytest.mark.parametrize("name", ["int8", "int4-g32"])
+def test_a_format_that_the_pack_does_not_have(backend: Backend, name: str, tmp_path: Path) -> None:
+    """On a GPU it is refused with the setting that allows it, and taken where that names it; the CPU takes any."""
+    source, packs = write_checkpoint(CASE, tmp_path / "hf"), {}
+    for pack, form in (("plain", "bf16"), ("mixed", name)):
+        packs[pack] = tmp_path / pack
+        plan = parse_plan(f"expert {LAYER}:{EXPERT}={form}")
+        convert(source, packs[pack], crc32c=crc32c, backend=backend.layout, plan=plan)
+    with backend.open(packs["mixed"], slots=1, **SMALL) as engine:
+        expected = records_of(engine)
+    if backend.layout == "cuda":
+        with (
+            backend.open(packs["plain"], slots=1, swap_slots=1, **SMALL) as engine,
+            pytest.raises(EngineRefusalError, match=r"experts\.swap_formats"),
+        ):
+            engine.replace(LAYER, EXPERT, expert_of(packs["mixed"]))
+    with backend.open(packs["plain"], slots=1, swap_slots=1, swap_formats=(name,), **SMALL) as engine:
+        assert records_of(engine) != expected
+        engine.replace(LAYER, EXPERT, expert_of(packs["mixed"]))
+        assert records_of(engine) == expected
+        engine.replace(LAYER, EXPERT, expert_of(packs["plain"]))
+        assert records_of(engine) != expected
+        assert engine.stats().allocations_after_open == 0

@@ -55,6 +55,10 @@ Device = Literal["auto", "cpu", "cuda"]
 HugePages = Literal["off", "try", "require"]
 Names = Annotated[list[Annotated[str, Meta(min_length=1, max_length=255)]], Meta(max_length=64)]
 ModelName = Annotated[str, Meta(max_length=256)]
+SwapFormat = Literal[
+    "fp16", "bf16", "int8", "int8-g128", "int4", "int4-z", "int4-g32", "int4-g32-z", "int4-g64", "int4-g64-z", "int4-g128",
+    "int4-g128-z", "fp8", "fp8-b128",
+]  # fmt: skip
 Folder = Annotated[str, Meta(pattern="^/", max_length=4096)]
 ModuleName = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
 
@@ -373,6 +377,13 @@ class ExpertsSettings(Section, frozen=True, kw_only=True):
         Meta(ge=0, le=64),
         Restart("blocks of the largest expert kept free, to replace experts while serving (docs/HOT_SWAP.md)"),
     ] = 0
+    swap_formats: Annotated[
+        Annotated[tuple[SwapFormat, ...], Meta(max_length=16)],
+        Restart(
+            "formats that an expert may be replaced by on a GPU, beyond those of the pack's experts; the CPU takes any. Its "
+            "steps then have kernels for them, and any but bf16 makes 16-bit matrices fp16"
+        ),
+    ] = ()
     swap_folders: Annotated[
         tuple[Folder, ...],
         Meta(max_length=64),

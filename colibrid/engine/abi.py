@@ -426,6 +426,15 @@ class DeviceDesc(ctypes.Structure):
     ]
 
 
+class WeightFormat(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("precision", c_uint32),
+        ("group_rows", c_uint32),
+        ("group_cols", c_uint32),
+        ("zeros", c_uint32),
+    ]
+
+
 class EngineConfig(ctypes.Structure):
     _fields_: ClassVar = [
         ("abi_version", c_uint32),
@@ -453,6 +462,8 @@ class EngineConfig(ctypes.Structure):
         ("channel_bytes", c_uint64),
         ("device", POINTER(DeviceDesc)),
         ("cpus", POINTER(c_uint32)),
+        ("swap_formats", POINTER(WeightFormat)),
+        ("swap_format_count", c_uint64),
     ]
 
 

@@ -12,6 +12,7 @@ from colibrid.engine.spec import EngineSpec, TierSpec, channel_shape, run_tokens
 from colibrid.engine.state import MemoryPlan
 from colibrid.engine.tables import ModelTables
 from colibrid.errors import ColibridError, ConfigError, EngineError, ModelError
+from colibrid.model.formats import format_of
 
 if TYPE_CHECKING:
     from colibrid.engine.library import KernelModules, Library
@@ -34,6 +35,7 @@ class EngineSetup:
         self._tables = ModelTables(manifest)
         self._modules: ctypes.Array[abi.ModuleRef] | None = None
         self._cpus = (ctypes.c_uint32 * len(spec.cpus))(*spec.cpus)
+        self._swap_formats = _weight_formats(spec.swap_formats)
         self.config = abi.EngineConfig(
             abi_version=abi.ABI_VERSION,
             struct_bytes=ctypes.sizeof(abi.EngineConfig),
@@ -55,6 +57,8 @@ class EngineSetup:
             event_fd=-1,
             model=ctypes.pointer(self._tables.desc),
             cpus=self._cpus if spec.cpus else None,
+            swap_formats=self._swap_formats,
+            swap_format_count=len(self._swap_formats),
         )
         if spec.device == "cuda":
             self.use_device(abi.DeviceDesc())
@@ -160,6 +164,16 @@ class EngineSetup:
 def plan_memory(library: Library, spec: EngineSpec, manifest: Manifest) -> MemoryPlan:
     """What an engine of this spec would take, without looking at the host. Raises as EngineSetup.plan does."""
     return EngineSetup(library, spec, manifest).plan()
+
+
+def _weight_formats(names: tuple[str, ...]) -> ctypes.Array[abi.WeightFormat]:
+    formats = [format_of(name) for name in names]
+    return (abi.WeightFormat * len(formats))(
+        *(
+            abi.WeightFormat(abi.Precision[each.precision.upper()], each.group_rows, each.group_cols, each.zero_points)
+            for each in formats
+        )
+    )
 
 
 def _tier(tier: TierSpec) -> abi.TierConfig:

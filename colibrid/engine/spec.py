@@ -62,6 +62,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tier_kv: TierSpec
     tier_temp: TierSpec
     swap_slots: int = 0
+    swap_formats: tuple[str, ...] = ()  # of experts that swaps may bring to a GPU, beyond the pack's own
     kv_tokens: int = 0  # of the KV tier; 0: what tier_kv says
     modules: tuple[CustomModule, ...] = ()
     experts_most: int = 0  # experts a token that a request may ask for beyond the model's own; 0: none
@@ -113,6 +114,7 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
         tier_kv=_tier("kv", tiers.kv, 64 * _KIB),
         tier_temp=_tier("temp", tiers.temp, 4 * _KIB),
         swap_slots=settings.experts.swap_slots,
+        swap_formats=settings.experts.swap_formats,
         kv_tokens=settings.memory.kv_tokens or 0,
         modules=_modules(settings.modules, device),
         experts_most=settings.experts.max_per_token or 0,

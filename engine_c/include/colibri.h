@@ -44,11 +44,7 @@
 extern "C" {
 #endif
 
-#if defined(__GNUC__)
 #define CLB_API __attribute__((visibility("default")))
-#else
-#define CLB_API
-#endif
 
 #define CLB_ABI_VERSION 3u
 
@@ -487,6 +483,13 @@ typedef struct clb_device_desc {
 
 enum { CLB_WEIGHTS_FILES = 0, CLB_WEIGHTS_DUMMY = 1 }; /* clb_weights */
 
+typedef struct clb_weight_format {
+  uint32_t precision;  /* clb_precision */
+  uint32_t group_rows; /* 0 where not quantised */
+  uint32_t group_cols; /* 0: a whole row */
+  uint32_t zeros;      /* 1: a zero point beside each scale */
+} clb_weight_format;
+
 typedef struct clb_engine_config {
   uint32_t abi_version;
   uint32_t struct_bytes;
@@ -513,6 +516,8 @@ typedef struct clb_engine_config {
   uint64_t channel_bytes;
   const clb_device_desc* device; /* NULL: the CPU; for clb_engine_plan, its members may be unset */
   const uint32_t* cpus;          /* (threads): the CPU of each, the caller's own first; NULL: the system decides */
+  const clb_weight_format* swap_formats; /* that swaps may bring to a device beside the model's own; on the CPU any */
+  uint64_t swap_format_count;
 } clb_engine_config;
 
 /* The memory bill, bytes. total = weights + swap + kv + temp + graphs + host. On a device weights, swap, kv and temp

@@ -90,12 +90,18 @@ struct clb_cuda {
   clb_driver helper;                     /* of the thread that stages experts */
   clb_expert_weights* swap_row;          /* page-locked: the row that the next switch copies */
   uint32_t precision;                    /* clb_cuda_precision */
-  uint32_t kinds;                        /* of experts' weights: bit k for clb_format_kind k */
+  uint32_t kinds;                        /* of experts' weights: clb_cuda_kind of each */
   uint32_t meta;                         /* CLB_FORMAT_META of experts, the largest */
 };
 
+/* The bit of a clb_format_kind among `kinds`. */
+static inline uint32_t clb_cuda_kind(uint32_t kind) { return UINT32_C(1) << kind; }
+static inline uint32_t clb_cuda_meta(uint32_t format) { return CLB_FORMAT_META(format); }
+
 /* Any expert quantised: then all layers take the kernels of mixed formats. */
-static inline bool clb_cuda_mixed(const struct clb_cuda* cuda) { return (cuda->kinds & ~(1u << CLB_KIND_HALF)) != 0u; }
+static inline bool clb_cuda_mixed(const struct clb_cuda* cuda) {
+  return (cuda->kinds & ~clb_cuda_kind(CLB_KIND_HALF)) != 0u;
+}
 
 static inline clb_device_addr clb_cuda_at(const struct clb_cuda* cuda, uint64_t offset) {
   return cuda->device.arena + offset;
@@ -129,8 +135,8 @@ int32_t clb_cuda_make_fp16(const struct clb_cuda* cuda, clb_driver* driver, cons
 /* Bytes that the weights take in the arena. MEMORY: no scratch memory. */
 int32_t clb_cuda_weights_bytes(const clb_engine_config* config, uint64_t* bytes, clb_error* error);
 /* clb_precision of all 16-bit matrices in device memory, of a model that clb_cuda_model_check accepts, and so of the
-   halves of split rows: BF16 if all matrices are bf16, else FP16. */
-uint32_t clb_cuda_precision(const clb_model_desc* model);
+   halves of split rows: BF16 if all matrices, and those that swaps may bring, are bf16, else FP16. */
+uint32_t clb_cuda_precision(const clb_engine_config* config);
 
 /* ---------------------------------------------------------- cuda_read.c */
 

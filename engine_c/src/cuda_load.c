@@ -198,7 +198,13 @@ int32_t clb_cuda_weights_bytes(const clb_engine_config* config, uint64_t* bytes,
   return CLB_OK;
 }
 
-uint32_t clb_cuda_precision(const clb_model_desc* model) {
+uint32_t clb_cuda_precision(const clb_engine_config* config) {
+  const clb_model_desc* const model = config->model;
+  for (uint64_t i = 0; i < config->swap_format_count; ++i) {
+    if (config->swap_formats[i].precision != CLB_BF16) {
+      return CLB_FP16;
+    }
+  }
   for (uint32_t i = 0; i < model->section_count; ++i) {
     const clb_section_desc* const section = &model->section_table[i];
     if (section->precision != CLB_BF16 &&
@@ -250,6 +256,19 @@ static clb_expert_weights expert_of(const clb_weight_table* table, uint32_t laye
   return clb_cuda_expert(clb_weight(table, CLB_ROLE_GATE, (int32_t)layer, expert));
 }
 
+static void want_format(struct clb_cuda* cuda, uint32_t format) {
+  cuda->kinds |= clb_cuda_kind(CLB_FORMAT_KIND(format));
+  cuda->meta = clb_cuda_meta(format) > cuda->meta ? clb_cuda_meta(format) : cuda->meta;
+}
+
+/* Which kernels the experts need that swaps may bring. */
+static void want_swap_formats(struct clb_cuda* cuda, const clb_engine_config* config) {
+  for (uint64_t i = 0; i < config->swap_format_count; ++i) {
+    const clb_weight_format* const each = &config->swap_formats[i];
+    want_format(cuda, format_word(each->precision, each->group_rows, each->group_cols, 0u, each->zeros != 0u));
+  }
+}
+
 /* Which kernels the experts need; gate and up must be alike. */
 static int32_t find_formats(const loader* state, const clb_weight_table* table, clb_error* error) {
   struct clb_cuda* const cuda = state->cuda;
@@ -269,12 +288,11 @@ static int32_t find_formats(const loader* state, const clb_weight_table* table, 
                         clb_place_text(place, text));
       }
       for (uint32_t part = 0; part < 3u; part += 2u) {
-        const uint32_t format = clb_cuda_format(&parts[part]);
-        cuda->kinds |= 1u << CLB_FORMAT_KIND(format);
-        cuda->meta = CLB_FORMAT_META(format) > cuda->meta ? CLB_FORMAT_META(format) : cuda->meta;
+        want_format(cuda, clb_cuda_format(&parts[part]));
       }
     }
   }
+  want_swap_formats(cuda, state->config);
   return CLB_OK;
 }
 

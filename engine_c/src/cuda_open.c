@@ -131,7 +131,7 @@ static int32_t open_cuda(clb_engine* engine, const clb_engine_config* config, co
   engine->buffers.rows = (clb_step_row*)(void*)rows;
   engine->buffers.identity = (uint32_t*)(void*)(rows + rows_bytes(&engine->sizes));
   cuda->at = engine->sizes.cuda;
-  cuda->precision = clb_cuda_precision(config->model);
+  cuda->precision = clb_cuda_precision(config);
   uint64_t values = 0;
   for (uint32_t layer = 0; layer < engine->model.layers; ++layer) {
     cuda->layer_values[layer] = values;

@@ -66,7 +66,7 @@ static int32_t check_layers(const clb_model_desc* model, clb_error* error) {
   return CLB_OK;
 }
 
-static int32_t check_section(const clb_section_desc* section, clb_error* error) {
+static int32_t check_matrix(const clb_section_desc* section, clb_error* error) {
   if (section->precision == CLB_FP32) {
     return clb_fail(error, CLB_ERR_UNSUPPORTED,
                     "the CUDA kernels take no fp32 matrices; convert the model with --dtype bf16, or use device: cpu");
@@ -89,7 +89,7 @@ static int32_t check_sections(const clb_model_desc* model, clb_error* error) {
   for (uint32_t i = 0; status == CLB_OK && i < model->section_count; ++i) {
     const clb_section_desc* const section = &model->section_table[i];
     if (clb_demand_of(model, section->role, section->layer, section->expert).narrow != 0u) {
-      status = check_section(section, error);
+      status = check_matrix(section, error);
     }
   }
   return status;

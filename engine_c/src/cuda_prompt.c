@@ -125,7 +125,10 @@ static void prompt_route(builder* b, uint32_t layer) {
                                   .k_max = router.k_max};
   const uint32_t blocks = divide_up(b->rows, CLB_ROUTER_BLOCK_TOKENS);
   const uint32_t rows = desc->experts + (logits.shared_gate != 0u ? 1u : 0u); /* of the matrix */
-  logits.block_rows = b->rows <= FEW_LOGITS ? 8u : 32u;
+  logits.block_rows = 32u;
+  if (b->rows <= FEW_LOGITS) {
+    logits.block_rows = 8u;
+  }
   router.block_counts = bucket.block_counts;
   router.block_tokens = CLB_ROUTER_BLOCK_TOKENS;
   launch(b, CLB_CUDA_ROUTER_LOGITS, &logits,
@@ -150,19 +153,19 @@ static void expert_pair(builder* b, const clb_expert_many_args* args, uint32_t k
   const uint32_t row_blocks = divide_up(assignments, with.rows) + args->expert_count;
   const uint32_t up = divide_up(args->width, with.weight_rows / 2u) * row_blocks;
   const uint32_t down = divide_up(args->hidden, with.weight_rows) * row_blocks;
-  if ((kinds & 1u << CLB_KIND_HALF) != 0u) {
+  if ((kinds & clb_cuda_kind(CLB_KIND_HALF)) != 0u) {
     launch_units(b, CLB_CUDA_GATE_UP_MANY, args, &with, up);
   }
   for (uint32_t kind = CLB_KIND_INT8; kind <= CLB_KIND_FP8; ++kind) {
-    if ((kinds & 1u << kind) != 0u) {
+    if ((kinds & clb_cuda_kind(kind)) != 0u) {
       launch_units(b, CLB_CUDA_GATE_UP_QUANT_MANY + kind - CLB_KIND_INT8, args, &with, up);
     }
   }
-  if ((kinds & 1u << CLB_KIND_HALF) != 0u) {
+  if ((kinds & clb_cuda_kind(CLB_KIND_HALF)) != 0u) {
     launch_units(b, CLB_CUDA_DOWN_MANY, args, &with, down);
   }
   for (uint32_t kind = CLB_KIND_INT8; kind <= CLB_KIND_FP8; ++kind) {
-    if ((kinds & 1u << kind) != 0u) {
+    if ((kinds & clb_cuda_kind(kind)) != 0u) {
       launch_units(b, CLB_CUDA_DOWN_QUANT_MANY + kind - CLB_KIND_INT8, args, &with, down);
     }
   }
@@ -189,8 +192,8 @@ static void routed_experts(builder* b, uint32_t layer, const clb_layer_desc* des
 
 /* Kinds of the matrices of the shared expert, or of a dense FFN. */
 static uint32_t shared_kinds(const builder* b, uint32_t layer) {
-  return 1u << CLB_FORMAT_KIND(weight_format(b, CLB_ROLE_GATE, (int32_t)layer)) |
-         1u << CLB_FORMAT_KIND(weight_format(b, CLB_ROLE_DOWN, (int32_t)layer));
+  return clb_cuda_kind(CLB_FORMAT_KIND(weight_format(b, CLB_ROLE_GATE, (int32_t)layer))) |
+         clb_cuda_kind(CLB_FORMAT_KIND(weight_format(b, CLB_ROLE_DOWN, (int32_t)layer)));
 }
 
 static void prompt_experts(builder* b, uint32_t layer) {

@@ -38,7 +38,7 @@ static void embed(builder* b, uint64_t list) {
 
 static void launch_quantised(builder* b, const clb_matmul_args* args, uint32_t most_rows) {
   const uint32_t kind = CLB_FORMAT_KIND(args->format) - CLB_KIND_INT8;
-  const uint32_t meta = CLB_FORMAT_META(args->format);
+  const uint32_t meta = clb_cuda_meta(args->format);
   const uint32_t tiles = divide_up(args->rows, CLB_TILE);
   if (most_rows <= EIGHT) {
     launch(b, CLB_CUDA_LINEAR_QUANT_8 + kind, args,

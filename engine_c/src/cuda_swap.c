@@ -18,7 +18,7 @@ static bool is_computed(const struct clb_cuda* cuda, const clb_section_desc* sec
   if (is_wide || (kind == CLB_KIND_HALF && section->precision != cuda->precision && cuda->precision != CLB_FP16)) {
     return false;
   }
-  return (cuda->kinds & 1u << kind) != 0u && CLB_FORMAT_META(format) <= cuda->meta;
+  return (cuda->kinds & clb_cuda_kind(kind)) != 0u && CLB_FORMAT_META(format) <= cuda->meta;
 }
 
 static int32_t check_format(const clb_engine* engine, const clb_swap_desc* desc, clb_error* error) {
@@ -32,7 +32,7 @@ static int32_t check_format(const clb_engine* engine, const clb_swap_desc* desc,
       return clb_fail(
           error, CLB_ERR_UNSUPPORTED,
           "file %s: precision %u in groups of %u columns is in no expert that the engine was opened with, so "
-          "its steps have no kernels for it; convert it to a format in use",
+          "its steps have no kernels for it; convert it to a format in use, or name its own in experts.swap_formats",
           desc->file->name, desc->sections[i].precision, desc->sections[i].group_cols);
     }
   }

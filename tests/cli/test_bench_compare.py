@@ -104,6 +104,20 @@ def test_quantised_weights_meet_a_type_of_as_many_bytes(tmp_path: Path) -> None:
     assert result.bytes_ratio == pytest.approx(weights / gguf, rel=0.1)  # but for padding between sections
 
 
+@pytest.mark.parametrize(("tied", "names", "copies"), [(True, 2, 1), (True, 1, 0), (False, 2, 0)])
+def test_a_tied_head_is_counted_once(tmp_path: Path, tied: bool, names: int, copies: int) -> None:
+    """A gguf file's head is left out of its bytes if it is a copy of the embedding, and only then."""
+    (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": tied, "vocab_size": 4, "hidden_size": 64}))
+    header = b"".join(
+        len(name).to_bytes(8, "little") + name
+        for name in (b"blk.0.attn_output.weight", b"token_embd.weight", b"output.weight")[: 1 + names]
+    )
+    gguf = tmp_path / "a.gguf"
+    gguf.write_bytes(header + bytes(names * 4 * 2 * 34))
+    weights = peers.Weights(model="a", precision="int8-g128", checkpoint=tmp_path, gguf=gguf)
+    assert peers.gguf_bytes(weights) == len(header) + (names - copies) * 4 * 2 * 34
+
+
 def test_sides_take_turns() -> None:
     """Who comes second profits from a warm machine; so each side is second every other round."""
     assert [script.order(index) for index in range(3)] == [("ours", "theirs"), ("theirs", "ours"), ("ours", "theirs")]

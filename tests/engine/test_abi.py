@@ -41,6 +41,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "clb_module_ref": abi.ModuleRef,
     "clb_device_kernel": abi.DeviceKernel,
     "clb_device_desc": abi.DeviceDesc,
+    "clb_weight_format": abi.WeightFormat,
     "clb_engine_config": abi.EngineConfig,
     "clb_memory_plan": abi.MemoryPlan,
     "clb_swap_desc": abi.SwapDesc,
