@@ -7,7 +7,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import compare_llama_cpp as script
-import gpu_plot
 import measure
 import mixed_packs
 import msgspec
@@ -282,26 +281,3 @@ def test_a_mixed_pack_is_weighed_by_its_parts() -> None:
     plan = parse_plan(mixed_packs.rules("mixed"))
     chosen = [plan.format_of(Tensor("up", 0, expert, (64, 64)), "fp32") for expert in range(mixed_packs.EXPERTS)]
     assert chosen == ["fp16"] * 5 + ["int8"] * 5 + ["int4-g64"] * 6
-
-
-def test_a_gpus_results_are_drawn_as_a_roofline(tmp_path: Path) -> None:
-    """Steps of decode beside the peer's, prompts where there are several lengths; bytes of a row are its operations."""
-    pytest.importorskip("matplotlib")
-    row = {"slots": 1, "prompt_tokens": 480, "context": 496, "bytes_per_step": 6e9, "read_bandwidth": 4.6e12}
-    rows = [
-        {**row, "step_ms": 2.5, "prefill_tokens_per_s": 2e4},
-        {**row, "slots": 8, "bytes_per_step": 28e9, "step_ms": 7.5, "prefill_tokens_per_s": 2e4},
-    ]
-    decode, peer = gpu_plot.decode_points({"rows": rows}), 9.23e-3
-    assert [point.intensity for point in decode] == [1, pytest.approx(8 * 6 / 28)]
-    assert decode[1].rate == pytest.approx(8 * 6e9 / 7.5e-3)
-    assert gpu_plot.peer_points("qwen3-30b-a3b", decode)[1].seconds == peer
-    assert gpu_plot.peer_points("another", decode) == []
-    prompts = [{**rows[0], "prompt_tokens": tokens} for tokens in (128, 512)]
-    assert [point.seconds for point in gpu_plot.prompt_points({"rows": prompts, "memory": {"weights": 60e9}})] == [
-        pytest.approx(128 / 2e4), pytest.approx(512 / 2e4)
-    ]  # fmt: skip
-    engines = [{"model": "qwen3-30b-a3b", "rows": made, "memory": {"weights": 60e9}} for made in (rows, prompts)]
-    picture = tmp_path / "roof.png"
-    gpu_plot.draw({"device": "a GPU", "commit": "c", "date": "d", "engine": engines}).savefig(picture)
-    assert picture.read_bytes().startswith(b"\x89PNG")
