@@ -28,7 +28,7 @@ _TURN_AWAY_S = 1.0  # for the client to take the answer and close
 class Connection(web.RequestHandler):
     """Answers what never reaches the application, and keeps the time of heads."""
 
-    __slots__ = ("_address", "_caught_up", "_gate", "_head_timer", "_stall_timer", "_turned_away", "bound")
+    __slots__ = ("_address", "_caught_up", "_gate", "_head_timer", "_stall_timer", "_told", "_turned_away", "bound")
 
     def __init__(self, manager: Server, bound: str, gate: Gate | None, **options: Any) -> None:
         """`bound`: the address that the socket was bound to, which it has been accepted from."""
@@ -37,6 +37,7 @@ class Connection(web.RequestHandler):
         self._gate = gate
         self._address: str | None = None  # that counts at the gate
         self._turned_away = False
+        self._told = False  # with an answer, which takes a moment
         self._head_timer: asyncio.TimerHandle | None = None
         self._caught_up: asyncio.Future[None] | None = None  # while the client takes less than it is sent ...
         self._stall_timer: asyncio.TimerHandle | None = None  # ... it has so long
@@ -47,7 +48,7 @@ class Connection(web.RequestHandler):
             address = address_of(transport.get_extra_info("peername"))
             refusal = self._gate.enter(address)
             if refusal is not None:
-                self._turn_away(transport, refusal)
+                self._turn_away(transport, refusal, self._gate)
                 return
             self._address = address
         cast("asyncio.Transport", transport).set_write_buffer_limits(high=WRITE_HIGH, low=WRITE_LOW)
@@ -61,6 +62,9 @@ class Connection(web.RequestHandler):
         if self._address is not None and self._gate is not None:
             self._gate.leave(self._address)
             self._address = None
+        if self._told and self._gate is not None:
+            self._told = False
+            self._gate.told()
         if not self._turned_away:
             super().connection_lost(exc)
 
@@ -126,10 +130,14 @@ class Connection(web.RequestHandler):
         if self._waits:
             self.force_close()
 
-    def _turn_away(self, transport: asyncio.BaseTransport, refusal: bytes) -> None:
+    def _turn_away(self, transport: asyncio.BaseTransport, refusal: bytes, gate: Gate) -> None:
         """What the client sends meanwhile is read and forgotten: closing at once would take the answer from it."""
         writing = cast("asyncio.Transport", transport)  # uvloop's own class is no child of it
         self._turned_away = True
+        self._told = gate.tell()
+        if not self._told:
+            writing.abort()
+            return
         writing.write(refusal)
         if writing.can_write_eof():
             writing.write_eof()

@@ -14,12 +14,12 @@ from colibrid.http.origin import UNIX
 from colibrid.http.protocol_log import ProtocolLogger
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Sequence
     from contextlib import AsyncExitStack
 
     from colibrid.http.gate import Gate
     from colibrid.http.refusal import Refusals
+    from colibrid.http.tls import ServerContext
 
 KEEP_ALIVE_S = 75.0  # an idle connection is closed after so long
 _BACKLOG = 1024  # connections that the kernel accepts ahead of us
@@ -33,7 +33,7 @@ async def run_application(
     sockets: Sequence[socket.socket],
     stack: AsyncExitStack,
     *,
-    tls: ssl.SSLContext | None = None,
+    tls: ServerContext | None = None,
     gate: Gate | None = None,
     refusals: Refusals | None = None,
 ) -> None:
@@ -55,7 +55,7 @@ async def run_application(
 
 
 async def _listen(
-    server: web.Server, listening: socket.socket, tls: ssl.SSLContext | None, gate: Gate | None
+    server: web.Server, listening: socket.socket, tls: ServerContext | None, gate: Gate | None
 ) -> asyncio.Server:
     loop = asyncio.get_running_loop()
     options: dict[str, Any] = {
@@ -76,5 +76,7 @@ async def _listen(
     # inherit it. Later than we do, so that a slow reader of ours is cut, and logged, by us.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(2 * WRITE_TIMEOUT_S * 1000))
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    if tls is not None and gate is not None:
+        tls.bound(gate)
     secured: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": _HANDSHAKE_S}
     return await loop.create_server(connect, sock=listening, backlog=_BACKLOG, **secured)

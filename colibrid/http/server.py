@@ -25,7 +25,6 @@ from colibrid.http.ui import UI_PATHS, add_ui
 
 if TYPE_CHECKING:
     import socket
-    import ssl
     from collections.abc import Sequence
     from contextlib import AsyncExitStack
 
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from colibrid.http.context import RequestContext
     from colibrid.http.credentials import Scope
     from colibrid.http.origin import Origins
+    from colibrid.http.tls import ServerContext
 
 _SCOPES: dict[str, Scope | None] = {route.path: route.scope for route in ROUTES if "{" not in route.path} | {
     "/docs": None,  # without a key
@@ -97,7 +97,7 @@ async def start_server(
     state: AppState,
     sockets: Sequence[socket.socket],
     stack: AsyncExitStack,
-    tls: ssl.SSLContext | None = None,
+    tls: ServerContext | None = None,
     admin: AdminState | None = None,
 ) -> None:
     """Answers on `sockets`, see run_application, until `stack` is unwound. `admin`: see create_app."""

@@ -45,3 +45,26 @@ def test_refusals_are_whole_answers() -> None:
     assert head.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
     assert f"Content-Length: {len(body)}".encode() in head
     assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+def test_few_are_told_at_a_time() -> None:
+    """Only so many that find no room keep a descriptor for the answer; the next may when one of them is gone."""
+    gate = Gate(LimitsSettings(connections=1), 1000)
+    told = 0
+    while gate.tell():
+        told += 1
+        assert told < 64, "descriptors for everything but clients"
+    gate.told()
+    assert gate.tell()
+    assert not gate.tell()
+
+
+def test_handshakes_are_bounded_by_descriptors() -> None:
+    """As many may begin as there is room for connections, and few more; each that may not is counted."""
+    gate = Gate(LimitsSettings(connections=10), 1000)
+    most = next(count for count in range(100) if not gate.may_begin(count))
+    assert 10 < most < 10 + 64
+    assert gate.enter("a") is None
+    assert gate.may_begin(most - 2)
+    assert not gate.may_begin(most - 1)
+    assert gate.refused == 2

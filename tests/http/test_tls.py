@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shutil
 import socket
 import ssl
@@ -11,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
+import uvloop
+from aiohttp import web
 
-from colibrid.config.settings import ServerSettings
+from colibrid.config.settings import LimitsSettings, ServerSettings
 from colibrid.errors import ConfigError
+from colibrid.http.gate import Gate
+from colibrid.http.runner import run_application
 from colibrid.http.server import start_server
 from colibrid.http.tls import Tls, make_tls
 
@@ -127,3 +133,42 @@ async def test_secure_pages(server: Server, settings: ServerSettings) -> None:
                 f"https://{place}/v1/models", ssl=trusting("first.pem"), headers=sent
             ) as response:
                 assert response.status == status
+
+
+def test_silent_connections_are_bounded(settings: ServerSettings) -> None:
+    """Who connects and begins no TLS is bounded like everybody else: most of many are closed, and leave room when gone.
+
+    On the daemon's own loop: asyncio's makes the handshake's object elsewhere.
+    """
+    gate = Gate(LimitsSettings(connections=4), 1000)
+    tls = make_tls(settings)
+    client = trusting("first.pem")
+
+    async def livez(_request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def status(place: tuple[str, int]) -> int | None:
+        url = f"https://127.0.0.1:{place[1]}/livez"
+        with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+            async with aiohttp.ClientSession() as session, session.get(url, ssl=client) as response:
+                return response.status
+        return None
+
+    async def attack() -> None:
+        app = web.Application()
+        app.router.add_get("/livez", livez)
+        async with AsyncExitStack() as stack:
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            await run_application(app, [listening], stack, tls=tls, gate=gate)
+            place = listening.getsockname()
+            silent = [stack.enter_context(socket.create_connection(place)) for _ in range(60)]
+            async with asyncio.timeout(8):  # less than a handshake may take
+                while gate.refused < 30:  # noqa: ASYNC110 - the gate has no event
+                    await asyncio.sleep(0.01)
+                for one in silent:
+                    one.close()
+                while await status(place) != 200:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.01)
+            assert [await status(place) for _ in range(30)] == [200] * 30, "what has become a connection counts once"
+
+    uvloop.run(attack())
