@@ -44,7 +44,7 @@ def base_url(host: str, port: int, *, tls: bool = False) -> str:
 
 def banner(
     info: EngineInfo,
-    precision: str,
+    formats: str,
     memory: MemoryPlan,
     places: Sequence[Place],
     *,
@@ -60,7 +60,7 @@ def banner(
     key = [] if not needs_key else ["-H", "authorization: Bearer YOUR_KEY"]
     return [
         f"colibrid {__version__}",
-        f"  model    {info.model_id} ({info.family}, {precision}{experts})",
+        f"  model    {info.model_id} ({info.family}, {formats}{experts})",
         f"  device   {info.device}",
         *([] if engines == 1 else [f"  engines  {engines}, each with a device, slots and memory as shown here"]),
         f"  slots    {info.slots}",

@@ -32,6 +32,7 @@ from colibrid.cli.access import check_access, check_hosts, has_keys, log_access,
 from colibrid.cli.assembly import Assembly, assemble
 from colibrid.cli.banner import banner, place_of, print_lines, ready_line
 from colibrid.cli.device import settled
+from colibrid.cli.footprint import format_names
 from colibrid.cli.heartbeat import heartbeat
 from colibrid.cli.listen import bind_path, host_of, open_sockets
 from colibrid.cli.models import resolve_model
@@ -295,8 +296,8 @@ def _announce(order: Order, parts: Assembly, places: Sequence[Place], marks: _Ma
         "weights": timings.open_ms,
     }
     total = marks.at("ready")
-    engines, precision = len(parts.fleet.supervisors), parts.pack.manifest.precision
-    lines = banner(parts.pool.info, precision, memory[0], places, needs_key=needs_key, engines=engines)
+    engines, formats = len(parts.fleet.supervisors), ", ".join(format_names(parts.pack.manifest))
+    lines = banner(parts.pool.info, formats, memory[0], places, needs_key=needs_key, engines=engines)
     print_lines([*lines, ready_line(total, phases)])
     structlog.get_logger().info(
         "serving", url=places[0].url, model=parts.pool.info.model_id, pid=os.getpid(), ready_ms=round(total)

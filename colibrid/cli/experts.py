@@ -53,7 +53,7 @@ def swap(
     print(_line(answer))
     print(
         f"replaced in {answer['milliseconds']:.0f} ms, under {answer['streams']} streams that went on; "
-        f"{answer['free_slots']} swap slots are free"
+        f"free swap slots: {answer['free_slots']}"
     )
 
 

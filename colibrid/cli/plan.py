@@ -10,6 +10,7 @@ import msgspec
 
 from colibrid.cli.banner import memory_lines
 from colibrid.cli.device import settle_device
+from colibrid.cli.footprint import format_names
 from colibrid.cli.models import cache_options
 from colibrid.cli.shapes import write_shape
 from colibrid.config.sizes import format_bytes
@@ -114,7 +115,7 @@ def plan_lines(plan: Plan, manifest: Manifest) -> Iterator[str]:
     if plan.available is not None:
         share = f"{format_bytes(int(plan.available * spec.gpu_fraction))} of {format_bytes(plan.available)}"
         where += f", which may take {share} free" + (" as given" if plan.absent else " now")
-    yield f"  model    {manifest.name}, {manifest.precision}"
+    yield f"  model    {manifest.name}, {', '.join(format_names(manifest))}"
     if len(plan.specs) > 1:
         yield f"  engines  {len(plan.specs)}, each as follows"
     yield f"  device   {where}"

@@ -120,7 +120,9 @@ int32_t clb_kernels_bind(const clb_kernels* kernels, const clb_tensor parts[3], 
   }
   if (matrix.kernel == NULL) {
     return clb_fail(error, CLB_ERR_MODULE,
-                    "the kernel module that is named is for another precision, or does not run on this machine");
+                    "layer %d expert %d: the kernel module that is named is for another precision than the expert's "
+                    "weights, or does not run on this machine; take one for them, or leave it out",
+                    (int)place.layer, (int)place.expert);
   }
   entry->gate = operand_of(gate);
   entry->up = operand_of(up);

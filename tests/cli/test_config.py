@@ -39,7 +39,8 @@ def test_ready_made_files_fit_the_machines_that_they_name(
     assert run(["config", "check", str(path), "--shape", shape, "--device-memory", memory]) == 0
     output = capsys.readouterr().out
     assert f"{path}: no mistakes" in output
-    assert f"model    {shape}, bf16" in output
+    formats = "int4-g64, bf16" if "precision: experts=int4" in path.read_text() else "bf16"
+    assert f"model    {shape}, {formats}\n" in output
     assert f"of {memory[:-3]}.0 GiB free as given" in output
     assert ("each as follows" in output) == (engines > 1)
 
@@ -76,6 +77,8 @@ def test_check_plans_this_hosts_memory(tmp_path: Path, capsys: pytest.CaptureFix
     assert "context  2048 tokens, 2 slots, KV of 4373 tokens (fp16)" in output
     assert run(["config", "check", str(path), "--device-memory", "20MiB"]) == 78
     assert "the engine needs" in capsys.readouterr().err
+    assert run(["config", "check", str(path), "--set", "model.precision=experts=int8"]) == 0
+    assert "model    hummingbird-13m, int8, bf16\n" in capsys.readouterr().out
     assert run(["config", "check", str(path), "--device-memory", "20 gigs"]) == 78
     assert "--device-memory: '20 gigs' is not a size" in capsys.readouterr().err
 

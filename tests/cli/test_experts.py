@@ -50,7 +50,7 @@ def test_an_expert_is_replaced(
         code, text = swap(2, 0, file)
         assert code == 0, text
         assert f"layer 2 expert 0: version 1, {file.name} (bf16" in text
-        assert "1 swap slots are free" in text
+        assert "free swap slots: 1" in text
         after = daemon.request("POST", "/v1/completions", asked)[1]
         assert after["choices"][0]["text"] != before["choices"][0]["text"]
         assert after["usage"]["experts"]["weights_generation"] == 1
