@@ -222,12 +222,13 @@ async def test_a_restarted_engine_gets_the_experts_again(library: Library, bundl
         pool, supervisor = live.scheduler, live.fleet.supervisors[0]
         assert pool.swaps is not None
         first = await ask(pool)
-        await pool.swaps.replace(LAYER, EXPERT, str(folder / "new.bin"), None)
+        for expert in range(4):  # each next one waits until the events of the one before have been read
+            await pool.swaps.replace(LAYER, (EXPERT + expert) % 8, str(folder / "new.bin"), None)
         changed = await ask(pool)
         assert changed != first
         supervisor.end("a test")
         await asyncio.sleep(0)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(30):
             await live.fleet.wait_ready()
         assert await ask(pool) == changed
         assert supervisor.readiness.restarts == 1

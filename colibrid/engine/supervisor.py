@@ -300,6 +300,8 @@ class Supervisor:
             case control.Failed():
                 self._reported = message
             case control.Staged() | control.Swapped() | control.NotSwapped():
+                if self._session is None:
+                    process.channel.pop()  # nobody reads yet, and the next swap waits until this one's events are taken
                 question = self._questions.get(message.id)
                 if question is not None and not question.done():
                     question.set_result(message)
