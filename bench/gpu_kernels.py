@@ -136,7 +136,8 @@ class Bench:
         constant, blocks = kernel_abi.constant, self.multiprocessors
         if batch <= 8:
             few = min(tiles, blocks * constant("CLB_LINEAR_8_BLOCKS"))
-            return "clb_linear_8", few, constant("CLB_LINEAR_8_SHARED")
+            more = constant("CLB_LINEAR_8_INPUT") if batch <= constant("CLB_LINEAR_8_STAGED") else 0
+            return "clb_linear_8", few, constant("CLB_LINEAR_8_SHARED") + more
         if tiles >= blocks * WIDE_TILES:
             return "clb_linear_wide", blocks, constant("CLB_LINEAR_WIDE_SHARED")
         return "clb_linear", min(tiles, blocks * constant("CLB_LINEAR_BLOCKS")), constant("CLB_LINEAR_SHARED")

@@ -31,7 +31,7 @@
 
 #include <stdint.h>
 
-#define CLB_KERNELS_ABI 7u
+#define CLB_KERNELS_ABI 8u
 
 #ifdef __CUDACC__
 #define CLB_DEVICE_PTR(type) type*
@@ -53,8 +53,9 @@
 #define CLB_LINEAR_BLOCKS 1u
 #define CLB_LINEAR_SHARED 131072u
 #define CLB_LINEAR_8_BLOCKS 3u
-#define CLB_LINEAR_8_SHARED 65536u
-#define CLB_LINEAR_8_INPUT 16384u /* of them, for operand B */
+#define CLB_LINEAR_8_SHARED 49152u
+#define CLB_LINEAR_8_INPUT 16384u /* more, for operand B of at most CLB_LINEAR_8_STAGED rows; L1 has them otherwise */
+#define CLB_LINEAR_8_STAGED 2u
 #define CLB_LINEAR_WIDE_SHARED 163840u
 #define CLB_GATE_UP_BLOCKS 2u
 #define CLB_GATE_UP_SHARED 32768u

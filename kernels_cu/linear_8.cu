@@ -4,10 +4,11 @@
  * Operation  clb_linear_8_{bf16,fp16}: see clb_matmul_args in abi.h. The bits of clb_linear and clb_linear_wide.
  * Reference  tests/cuda/test_linear.py (numpy, float64).
  * Grid       blocks of 256 threads, each taking row tiles blockIdx.x, + gridDim.x, ...; no more blocks than row
- *            tiles or than CLB_LINEAR_8_BLOCKS a multiprocessor. Dynamic shared memory CLB_LINEAR_8_SHARED: the ring,
- * and CLB_LINEAR_8_INPUT bytes for operand B. Needs      sm_80; sm_90 for programmatic edges. Roofline   2 * rows *
- * cols bytes of weights, 8 flops a byte: memory-bound. qkv of Qwen3-30B (5,120 x 2,048, 21 MB): 4.9 us at 4.3 TB/s; out
- * (2,048 x 4,096): 3.9 us; head (151,936 x 2,048): 145 us. Target: 90 % and 98 %.
+ *            tiles or than CLB_LINEAR_8_BLOCKS a multiprocessor. Dynamic shared memory CLB_LINEAR_8_SHARED: the ring;
+ *            where there may be as few rows as CLB_LINEAR_8_STAGED, CLB_LINEAR_8_INPUT more for operand B.
+ * Needs      sm_80; sm_90 for programmatic edges.
+ * Roofline   2 * rows * cols bytes of weights, 8 flops a byte: memory-bound. qkv of Qwen3-30B (5,120 x 2,048, 21 MB):
+ *            4.9 us at 4.3 TB/s; out (2,048 x 4,096): 3.9 us; head (151,936 x 2,048): 145 us. Target: 90 % and 98 %.
  *
  * Warp w takes slice w of a row tile. The ring is filled before the wait and runs on across row tiles, so that what
  * is left after the wait is operand B out of L2 and a slice of dependent instructions. One row of up to 4,096 columns,
@@ -16,7 +17,7 @@
 #include "linear.cuh"
 
 #define AHEAD 8u /* column tiles whose operand B is on its way */
-#define STAGES ((CLB_LINEAR_8_SHARED - CLB_LINEAR_8_INPUT) / (CLB_WARPS * CLB_PIECE))
+#define STAGES (CLB_LINEAR_8_SHARED / (CLB_WARPS * CLB_PIECE))
 
 struct linear_8_shared {
   clb_sums<1> sums;
@@ -183,10 +184,11 @@ CLB_DEVICE void linear_8(const clb_matmul_args& a) {
   ring.complete_start(started);
   const clb_finish_inputs in = clb_finish_weights(a, blockIdx.x * CLB_TILE + threadIdx.x % 8u * 2u);
   constexpr uint32_t each = CLB_LINEAR_8_INPUT / CLB_WARPS; /* bytes of a warp */
-  uint4* const staged = memory + (CLB_LINEAR_8_SHARED - CLB_LINEAR_8_INPUT + clb_group_warp() * each) / sizeof(uint4);
+  uint4* const staged = memory + (CLB_LINEAR_8_SHARED + clb_group_warp() * each) / sizeof(uint4);
   clb_wait_for_inputs();
   clb_release_dependents();
-  if (count * ((a.cols / CLB_TILE + CLB_WARPS - 1u) / CLB_WARPS) * 64u <= each) {
+  const bool room = clb_dynamic_shared_bytes() >= CLB_LINEAR_8_SHARED + CLB_LINEAR_8_INPUT;
+  if (room && count * ((a.cols / CLB_TILE + CLB_WARPS - 1u) / CLB_WARPS) * 64u <= each) {
     take_tiles<P, true>(a, ring, source, slice, shared, count, staged, in);
   } else {
     take_tiles<P, false>(a, ring, source, slice, shared, count, staged, in);

@@ -60,6 +60,13 @@ CLB_DEVICE void clb_mma_fp16(float (&c)[4], const uint4& a, uint32_t b0, uint32_
 /* Shared memory by its own address, for the functions below. */
 CLB_DEVICE uint32_t clb_shared_address(const void* at) { return (uint32_t)__cvta_generic_to_shared(at); }
 
+/* Bytes of dynamic shared memory that the launch gave. */
+CLB_DEVICE uint32_t clb_dynamic_shared_bytes() {
+  uint32_t bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  return bytes;
+}
+
 /* Start to copy 16 bytes from global to shared memory, both 16-byte aligned, past L1. */
 CLB_DEVICE void clb_copy_async(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");

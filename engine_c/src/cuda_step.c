@@ -58,7 +58,7 @@ static void launch_linear(builder* b, const clb_matmul_args* args, uint32_t most
     launch_quantised(b, args, most_rows);
   } else if (most_rows <= EIGHT) {
     launch(b, CLB_CUDA_LINEAR_8, args, (uint32_t[3]){wanted_blocks(b, tiles, CLB_LINEAR_8_BLOCKS), 1u, 1u},
-           CLB_MATMUL_THREADS, CLB_LINEAR_8_SHARED);
+           CLB_MATMUL_THREADS, CLB_LINEAR_8_SHARED + ((most_rows <= CLB_LINEAR_8_STAGED) ? CLB_LINEAR_8_INPUT : 0u));
   } else if (tiles >= blocks * WIDE_TILES) {
     launch(b, CLB_CUDA_LINEAR_WIDE, args, (uint32_t[3]){blocks, 1u, 1u}, CLB_MATMUL_THREADS, CLB_LINEAR_WIDE_SHARED);
   } else {

@@ -13,6 +13,7 @@
 
 uint3 threadIdx, blockIdx, blockDim, gridDim;
 uint32_t emulator_order;
+uint32_t emulator_shared_bytes;
 static constexpr uint32_t SHARED_BYTES = 227 * 1024; /* of a block on sm_90 */
 static constexpr uint32_t MAX_THREADS = 1024;
 static constexpr size_t STACK_BYTES = 128 * 1024;
@@ -159,6 +160,7 @@ extern "C" void emulator_launch(void (*run)(const void*), const void* args, cons
                                 uint32_t shared_bytes) {
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {block[0], block[1], block[2]};
+  emulator_shared_bytes = shared_bytes;
   thread_count = block[0] * block[1] * block[2];
   current = nullptr;
   blockIdx = {0, 0, 0};

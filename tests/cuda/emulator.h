@@ -50,6 +50,7 @@ extern thread_local uint4 memory[]; /* dynamic shared memory, by the name that a
 
 /* ------------------------------------------------------------ the machine below */
 
+extern uint32_t emulator_shared_bytes;                     /* of the launch */
 extern "C" uint32_t emulator_order;                        /* 0: threads in order, 1: the last first */
 void emulator_barrier(uint32_t barrier, uint32_t threads); /* threads 0: all that live */
 /* The lanes of the calling warp meet; work(in, out) runs once with what every lane brought. */
@@ -322,6 +323,7 @@ CLB_DEVICE uint32_t clb_shared_address(const void* at) {
   return (uint32_t)(reinterpret_cast<const char*>(at) - reinterpret_cast<const char*>(memory));
 }
 static inline char* emulator_shared(uint32_t at) { return reinterpret_cast<char*>(memory) + (int32_t)at; }
+CLB_DEVICE uint32_t clb_dynamic_shared_bytes() { return emulator_shared_bytes; }
 CLB_DEVICE void clb_copy_async(uint32_t to, const void* from) {
   if (to % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0) __builtin_trap();
   emulator_copy_later(emulator_shared(to), from, 16);

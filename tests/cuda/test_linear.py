@@ -20,6 +20,7 @@ KINDS = {  # part of the kernel's name, its dynamic shared memory
     "LINEAR": ("", "CLB_LINEAR_SHARED"),
     "WIDE": ("wide_", "CLB_LINEAR_WIDE_SHARED"),
     "LINEAR_8": ("8_", "CLB_LINEAR_8_SHARED"),
+    "STAGED": ("8_", "CLB_LINEAR_8_INPUT"),  # beside the ring
 }
 
 
@@ -42,7 +43,7 @@ FEW = [
     Case(64, 128, 17, residual=True), Case(96, 176, 33, residual=True, bias=True, blocks=4),
     Case(32, 64, 64, norm=False), Case(128, 32, 40, gathered=True), Case(100, 144, 5, candidates=True, blocks=2),
     Case(77, 400, 64, candidates=True, gathered=True, blocks=2), Case(32, 16, 0, 4), Case(16, 16, 2),
-    Case(32, 96, 0, 4, residual=True),
+    Case(32, 96, 0, 4, residual=True), Case(160, 96, 24, residual=True, blocks=2), Case(112, 416, 32),
 ]  # fmt: skip
 MANY = [
     Case(48, 256, 1), Case(200, 96, 65, bias=True), Case(256, 80, 130, residual=True), Case(128, 16, 64, norm=False),
@@ -51,7 +52,7 @@ MANY = [
 LARGE_FEW = [
     Case(5120, 2048, 1, bias=True, blocks=320), Case(5120, 2048, 64, blocks=132),
     Case(2048, 4096, 32, residual=True, blocks=128), Case(32001, 2048, 7, candidates=True, blocks=264),
-    Case(2048, 2048, 13, residual=True, blocks=128),
+    Case(2048, 2048, 13, residual=True, blocks=128), Case(5120, 2048, 24, blocks=132),
 ]  # fmt: skip
 LARGE_MANY = [
     Case(5120, 2048, 300, bias=True, blocks=132), Case(1024, 4096, 700, residual=True, blocks=132),
@@ -109,7 +110,8 @@ class Run:
         )  # fmt: skip
         name, shared = KINDS[kind]
         blocks = case.blocks or -(-case.rows // 16)
-        machine.run(f"clb_linear_{name}{precision}", args, grid=blocks, block=256, shared=kernel_abi.constant(shared))
+        size = kernel_abi.constant(shared) + (kernel_abi.constant("CLB_LINEAR_8_SHARED") if kind == "STAGED" else 0)
+        machine.run(f"clb_linear_{name}{precision}", args, grid=blocks, block=256, shared=size)
 
     def _launch_many(self, machine: harness.Machine, common: dict[str, Any]) -> None:
         case, put = self.case, machine.put
@@ -164,7 +166,7 @@ def test_few_rows_equal_float64(machine: harness.Machine, case: Case, precision:
     run = Run(machine, case, precision, many=False)
     check(run)
     first = run.bits()
-    for kind in ("LINEAR", "WIDE", *(("LINEAR_8",) if case.tokens <= 8 else ())):
+    for kind in ("LINEAR", "WIDE", *(("LINEAR_8", "STAGED") if case.tokens <= 8 else ())):
         run.run(machine, many=False, kind=kind)
         assert run.bits() == first, kind
 
@@ -183,7 +185,7 @@ def test_few_rows_of_model_shapes(gpu_machine: harness.OnGpu, case: Case, precis
     run = Run(gpu_machine, case, precision, many=False)
     check(run)
     first = run.bits()
-    for kind in ("LINEAR", "WIDE"):
+    for kind in ("LINEAR", "WIDE", *(("LINEAR_8", "STAGED") if case.tokens <= 8 else ())):
         run.run(gpu_machine, many=False, kind=kind)
         assert run.bits() == first, kind
     gpu_machine.reset()
