@@ -21,7 +21,8 @@ from colibrid.config.settings import LimitsSettings, Settings
 from colibrid.engine import abi
 from colibrid.engine.state import EngineStatus
 from colibrid.http.gate import Gate
-from colibrid.http.metrics import METRICS, exposition
+from colibrid.http.metrics import exposition
+from colibrid.http.metrics_table import METRICS
 from colibrid.http.routes import ROUTES
 from colibrid.http.served import Served
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from colibrid.model.families.base import Family
     from colibrid.plugins import Authenticator, MetricsSink, RequestFilter, ResponseObserver, SamplingPolicy
+    from colibrid.text.reasoning import ReasoningFormat
     from colibrid.text.tools import ToolFormat
 
 SLOW_S = 0.01  # of a call on the event loop; above it, it is counted and logged
@@ -105,6 +106,7 @@ class Plugins:
     observers: tuple[Hook[ResponseObserver], ...] = ()
     sinks: tuple[Hook[MetricsSink], ...] = ()
     tool_format: ToolFormat | None = None
+    reasoning_format: ReasoningFormat | None = None
     health: Health = field(default_factory=Health)
 
 
@@ -135,11 +137,11 @@ def load_plugins(named: Mapping[str, Mapping[str, Any]], origins: Mapping[str, s
             made[name] = _made(plugin, settings, where)
         except ConfigError as error:
             errors += [line if ": plugins." in line else where.says(line) for line in str(error).splitlines()]
-    formats = [name for name, parts in made.items() if parts.tool_format is not None]
-    if len(formats) > 1:
-        errors.append(
-            _Where(f"plugins.{formats[1]}", origins).says(f"{formats[0]} has a tool format already; name one")
-        )
+    for kind in ("tool_format", "reasoning_format"):
+        having = [name for name, parts in made.items() if getattr(parts, kind) is not None]
+        if len(having) > 1:
+            second = _Where(f"plugins.{having[1]}", origins)
+            errors.append(second.says(f"{having[0]} has a {kind.replace('_', ' ')} already; name one"))
     if errors:
         raise ConfigError("\n".join(errors))
     return collect(made)
@@ -163,6 +165,7 @@ def collect(made: Mapping[str, Parts]) -> Plugins:
         observers=tuple(hooks("observer")),
         sinks=tuple(hooks("metrics_sink")),
         tool_format=next((_guarded(hook) for hook in hooks("tool_format")), None),
+        reasoning_format=next((hook.part for hook in hooks("reasoning_format")), None),
         health=health,
     )
 

@@ -18,6 +18,7 @@ from colibrid.text.structured import Grammar
 
 if TYPE_CHECKING:
     from colibrid.model.families.base import Family
+    from colibrid.text.reasoning import ReasoningFormat
     from colibrid.text.tools import ToolFormat
 
 GROUP = "colibrid.plugins"
@@ -123,6 +124,7 @@ class Parts:
     authenticator: Authenticator | None = None
     observer: ResponseObserver | None = None
     tool_format: ToolFormat | None = None  # in the place of model.tool_parser: auto
+    reasoning_format: ReasoningFormat | None = None  # in the place of model.reasoning_parser: auto
     metrics_sink: MetricsSink | None = None
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from colibrid.engine import abi
-from colibrid.engine.channel import Command, Event, SlotRecord, SlotRequest, SlotUsage, pack_record
+from colibrid.engine.channel import _RECORD, Command, Event, SlotRecord, SlotRequest, SlotUsage
 from colibrid.engine.spec import run_tokens
 from colibrid.engine.state import MemoryPlan, Readiness
 
@@ -111,7 +111,8 @@ class FakeChannel:
 
     def raw_record(self, slot: int, index: int) -> bytes:
         assert index >= self.slots[slot].tail, "a record is read after it was given back"
-        return pack_record(SlotRecord(0, -0.5 * index, ((index, -0.5 * index), (index + 1, -9.0))))
+        room = [0] * (abi.MAX_TOP_LOGPROBS - 2)
+        return _RECORD.pack(0, 0, -0.5 * index, 2, index, index + 1, *room, -0.5 * index, -9.0, *room)
 
     def prompt_reader(self, slot: int, count: int) -> Callable[[], list[SlotRecord]]:
         request = self.slots[slot].request

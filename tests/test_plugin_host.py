@@ -142,11 +142,13 @@ def test_two_packages_of_one_name(loads: Loads, tmp_path: Path, monkeypatch: pyt
     assert "twice 1.0" in line
 
 
-def test_one_tool_format(loads: Loads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two plugins with a tool format contradict each other."""
+def test_one_format_of_a_kind(loads: Loads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two plugins with a tool format, or with a reasoning format, contradict each other."""
     other(tmp_path, monkeypatch, "from colibrid_example import PLUGIN\n")
-    (line,) = refused(loads, "plugins:\n  example: {}\n  bad: {}\n")
-    assert line == "c.yaml:3:8: plugins.bad: example has a tool format already; name one"
+    assert refused(loads, "plugins:\n  example: {}\n  bad: {}\n") == [
+        "c.yaml:3:8: plugins.bad: example has a tool format already; name one",
+        "c.yaml:3:8: plugins.bad: example has a reasoning format already; name one",
+    ]
 
 
 def test_hook() -> None:

@@ -1,7 +1,7 @@
 """The only place that reads the process environment (ops/systemd reads what systemd says: NOTIFY_SOCKET, LISTEN_FDS …).
 
 Known: COLIBRID_CONFIG (the file), COLIBRID_SECTION__KEY (any setting), CACHE_DIRECTORY (systemd), XDG_CACHE_HOME,
-CREDENTIALS_DIRECTORY (systemd), HF_HUB_CACHE, HF_HOME, HOME, NO_COLOR.
+CREDENTIALS_DIRECTORY (systemd), HF_HUB_CACHE, HF_HOME, HOME.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ class Environment:
     settings: dict[str, str]  # variable name -> text, every COLIBRID_* but COLIBRID_CONFIG
     cache_dir: Path  # where converted packs go unless model.cache_dir says otherwise
     hugging_face_hub: Path  # folder of models--org--name
-    no_color: bool
     credentials: Path | None = None  # folder of files that the service manager passes (LoadCredential=)
 
 
@@ -43,7 +42,6 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         },
         cache_dir=_cache_dir(source),
         hugging_face_hub=_hugging_face_hub(source),
-        no_color=bool(source.get("NO_COLOR")),
         credentials=Path(source["CREDENTIALS_DIRECTORY"]) if source.get("CREDENTIALS_DIRECTORY") else None,
     )
 

@@ -382,13 +382,6 @@ def read_records(raw: bytes | bytearray) -> list[SlotRecord]:
     return [SlotRecord(one[1], one[2], _top_list(one[3], one[4:])) for one in _RECORD.iter_unpack(raw)]
 
 
-def pack_record(record: SlotRecord) -> bytes:
-    """What `read_records` reads, as the engine writes it."""
-    room = [0] * (abi.MAX_TOP_LOGPROBS - len(record.top))
-    ids, logprobs = [token for token, _ in record.top], [value for _, value in record.top]
-    return _RECORD.pack(0, record.token, record.logprob, len(record.top), *ids, *room, *logprobs, *room)
-
-
 def _top_list(count: int, values: Sequence[float]) -> tuple[tuple[int, float], ...]:
     """(ids..., logprobs...) of MAX_TOP_LOGPROBS each, cut to `count` pairs."""
     size = abi.MAX_TOP_LOGPROBS

@@ -50,7 +50,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 def _read_as(reply: ReplyOptions, job: Job, state: AppState) -> Job:
     """The job, its replies taken apart; special tokens that the reader needs are part of the text."""
-    if reply.parser == "none" and reply.form is None:
+    if reply.reasoning is None and reply.form is None:
         return job
     shown = reply.shown_ids(state.text.tokenizer.added_ids)
     output = msgspec.structs.replace(job.output, shown_special_ids=shown)
@@ -71,7 +71,8 @@ class ChatWriter:
     def choice(self, choice: Choice) -> ChatChoiceWriter:
         self._choice = choice
         message = MessageWriter(
-            reasons=self._reply.parser != "none", short_ids=self._reply.form is not None and self._reply.form.short_ids
+            reasons=self._reply.reasoning is not None,
+            short_ids=self._reply.form is not None and self._reply.form.short_ids,
         )
         return ChatChoiceWriter(choice, self._body, self._state, self._envelope, message)
 

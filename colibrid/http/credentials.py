@@ -14,10 +14,9 @@ import hashlib
 import re
 import secrets
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
-from msgspec import Meta
 
 from colibrid.config.settings import KeyLimits
 from colibrid.errors import ConfigError
@@ -37,7 +36,6 @@ _KEY_BYTES = 32
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 _SHOWN = 40
-Id = Annotated[str, Meta(pattern=f"^{_ID.pattern}$")]
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):

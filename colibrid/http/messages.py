@@ -11,6 +11,7 @@ from colibrid.errors import RequestError
 from colibrid.http.errors import shown
 from colibrid.http.outline import check_outline
 from colibrid.http.prompts import Prompt, too_many_tokens_refused, usable_tokens
+from colibrid.http.tool_choice import reasoning_of
 from colibrid.text.reasoning import thinking_at
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ async def chat_prompt(body: ChatBody, state: AppState, *, tools: bool = False) -
     if not ids:
         raise RequestError("The messages give an empty prompt; send some text.", param="messages", code="empty_prompt")
     continued = plain_message(body.messages[-1], 0)["content"] if body.continue_final_message else None
-    return Prompt(tuple(ids), thinking=thinking_at(text, continued or ""))
+    return Prompt(tuple(ids), thinking=thinking_at(reasoning_of(state), text, continued or ""))
 
 
 def _rendered(body: ChatBody, state: AppState, template: ChatTemplate, *, tools: bool) -> str:

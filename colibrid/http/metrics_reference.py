@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from colibrid.http.metrics import METRICS
+from colibrid.http.metrics_table import METRICS
 
 _INTRODUCTION = """\
 # Metrics reference
 
-Printed from `colibrid/http/metrics.py` by `python -m colibrid.http.metrics_reference`; do not edit. How to use them:
+Printed from `colibrid/http/metrics_table.py` by `python -m colibrid.http.metrics_reference`; do not edit. How to use them:
 [Observability](../OBSERVABILITY.md).
 
 `GET /metrics` answers in Prometheus' text format, with the metrics of the daemon's process (`process_*`) at the end.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from colibrid.http.prompts import Prompt
     from colibrid.http.state import AppState
     from colibrid.http.types import ChatBody
+    from colibrid.text.reasoning import ReasoningFormat
     from colibrid.text.structured import Grammar
 
 _MODES = ("none", "auto", "required")
@@ -32,11 +33,13 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     parallel: bool
 
 
-def parser_of(state: AppState) -> str:
-    """How the model thinks: think, harmony or none."""
+def reasoning_of(state: AppState) -> ReasoningFormat | None:
+    """How the model thinks; none where it does not, or where nobody asks for it to be told apart."""
     text, asked = state.text, state.settings.model.reasoning_parser
+    if asked == "auto" and state.plugins.reasoning_format is not None:
+        return state.plugins.reasoning_format
     template = "" if text.template is None else text.template.source()
-    return reasoning.reasoning_parser(asked if asked != "auto" else text.reasoning_parser or "auto", template)
+    return reasoning.reasoning_format(asked if asked != "auto" else text.reasoning_parser or "auto", template)
 
 
 def tool_use(body: ChatBody, state: AppState) -> ToolUse | None:
@@ -54,7 +57,7 @@ def tool_use(body: ChatBody, state: AppState) -> ToolUse | None:
         )
     parallel = body.parallel_tool_calls is not False and named is None
     form: ToolFormat | None
-    if parser_of(state) == "harmony":
+    if reasoning_of(state) == reasoning.HARMONY:
         form, parallel = HARMONY, False  # a call ends the reply
     elif state.plugins.tool_format is not None and state.settings.model.tool_parser == "auto":
         form = state.plugins.tool_format
@@ -100,12 +103,11 @@ def _choice(choice: str | dict[str, Any] | None, tools: tuple[Tool, ...]) -> tup
 
 def reply_options(use: ToolUse | None, prompt: Prompt, state: AppState) -> ReplyOptions:
     """How the reply is read."""
-    parser = parser_of(state)
+    options = ReplyOptions(reasoning=reasoning_of(state), inside=prompt.thinking == "inside")
     if use is None:
-        return ReplyOptions(parser=parser, inside=prompt.thinking == "inside")
-    return ReplyOptions(
-        parser=parser,
-        inside=prompt.thinking == "inside",
+        return options
+    return msgspec.structs.replace(
+        options,
         form=use.form,
         names=frozenset(tool.name for tool in use.tools),
         forced=use.forced,
@@ -118,18 +120,22 @@ def reply_grammar(
 ) -> Grammar | None:
     """What the reply must be: `answer`, calls, or one of them, behind thinking where the model thinks."""
     grammar = answer
-    added = state.text.tokenizer.added_ids
+    tokenizer = state.text.tokenizer
     if use is not None and (use.forced or answer is not None or any(tool.strict for tool in use.tools)):
         check_ending(body, "tools")
         free = not use.forced and answer is None
-        words = state.text.tokenizer.added_words
-        grammar = calls_grammar(use.form, use.tools, added, words, parallel=use.parallel, free=free)
+        grammar = calls_grammar(
+            use.form, use.tools, tokenizer.added_ids, tokenizer.added_words, parallel=use.parallel, free=free
+        )
         if not use.forced and answer is not None:
             grammar = both(answer, grammar)
     if grammar is None:
         return None
-    parser = parser_of(state)
-    if parser == "none" or prompt.thinking == "behind":
+    form = reasoning_of(state)
+    if form is None or prompt.thinking == "behind":
         return grammar
     calls_only = use is not None and use.forced
-    return reasoning.behind_thinking(grammar, parser, added, inside=prompt.thinking == "inside", calls=calls_only)
+    inside = prompt.thinking == "inside"
+    return reasoning.behind_thinking(
+        grammar, form, tokenizer.added_ids, tokenizer.added_words, inside=inside, calls=calls_only
+    )

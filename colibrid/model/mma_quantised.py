@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 QuantisedPrecision = Literal["int8", "int4", "fp8"]
 PIECE_COLS: dict[QuantisedPrecision, int] = {"int8": 32, "int4": 64, "fp8": 32}
-INT4_ZERO = 8  # of int4 without zeros of its own
 
 
 def mma_values(values: Array, precision: QuantisedPrecision, *, padding: int = 0) -> Array:

@@ -6,11 +6,12 @@ harmony    <|channel|>analysis<|message|> hm <|end|><|start|>assistant<|channel|
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from colibrid.text.structured import lark_string
+from colibrid.text.structured import lark_regex, lark_terms
 from colibrid.text.tools_reader import (
     CallArguments,
     CallStart,
@@ -28,34 +29,55 @@ if TYPE_CHECKING:
     from colibrid.text.tools_reader import Event, Reader
 
 Thinking = Literal["before", "inside", "behind"]
-_OPEN, _CLOSE = "<think>", "</think>"
 _CHANNEL, _MESSAGE, _START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _TO = "to=functions."
 
 
-def reasoning_parser(name: str, template: str) -> str:
-    """`name`, or with `auto` what the template speaks of: think, harmony or none."""
-    if name != "auto":
-        return name
-    if _CHANNEL in template and _MESSAGE in template:
-        return "harmony"
-    return "think" if _CLOSE in template else "none"
+class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model thinks: between two marks, at the start of its reply."""
+
+    name: str
+    begin: str
+    end: str
+
+    def __post_init__(self) -> None:
+        for field, mark in (("begin", self.begin), ("end", self.end)):
+            if not mark or mark != mark.strip():
+                raise ValueError(
+                    f"reasoning format {self.name}: {field} = {mark!r} must be a text without white space around it"
+                )
+
+    @property
+    def markers(self) -> str:
+        """Text in a reply that must not be hidden from the reader, even where it is special tokens."""
+        return "\0".join((self.begin, self.end, *(_HARMONY_MARKS if self == HARMONY else ())))
 
 
-def markers(name: str) -> str:
-    """Text in a reply that must not be hidden from the reader, even where it is special tokens."""
-    return {"think": _OPEN + _CLOSE, "harmony": "\0".join((_CHANNEL, _MESSAGE, _START, *_ENDS, "<|constrain|>"))}.get(
-        name, ""
-    )
+THINK = ReasoningFormat(name="think", begin="<think>", end="</think>")
+# Read by HarmonyReader, since thinking has a channel as calls have.
+HARMONY = ReasoningFormat(name="harmony", begin=f"{_CHANNEL}analysis{_MESSAGE}", end=_ENDS[0])
+_HARMONY_MARKS = (_CHANNEL, _MESSAGE, _START, *_ENDS, "<|constrain|>")
 
 
-def thinking_at(prompt: str, continued: str = "") -> Thinking:
+def reasoning_format(name: str, template: str) -> ReasoningFormat | None:
+    """The format of that name, or with `auto` what the template speaks of; none for `none` and templates without."""
+    if name == "auto" and _CHANNEL in template and _MESSAGE in template:
+        return HARMONY
+    if name == "auto":
+        return THINK if THINK.end in template else None
+    return {"think": THINK, "harmony": HARMONY}.get(name)
+
+
+def thinking_at(form: ReasoningFormat | None, prompt: str, continued: str = "") -> Thinking:
     """Where a reply to the prompt begins. `continued`: the message that it goes on with."""
-    end = prompt.rstrip()
-    if end.endswith(_OPEN) or continued.rfind(_OPEN) > continued.rfind(_CLOSE):
-        return "inside"
-    return "behind" if end.endswith(_CLOSE) or continued else "before"
+    if form is not None and form != HARMONY:
+        text = prompt.rstrip()
+        if text.endswith(form.begin) or continued.rfind(form.begin) > continued.rfind(form.end):
+            return "inside"
+        if text.endswith(form.end):
+            return "behind"
+    return "behind" if continued else "before"
 
 
 class _CountingReader(SteppingReader):
@@ -69,9 +91,10 @@ class _CountingReader(SteppingReader):
 
 
 class ThinkReader(_CountingReader):
-    """Thinking in tags, at the start of a reply; what follows goes to another reader."""
+    """Thinking between marks, at the start of a reply; what follows goes to another reader."""
 
-    def __init__(self, rest: Reader | None = None, *, inside: bool) -> None:
+    def __init__(self, form: ReasoningFormat = THINK, rest: Reader | None = None, *, inside: bool) -> None:
+        self._begin, self._end = form.begin, form.end
         self._rest = rest or PlainReader()
         self._state: Callable[[list[Event]], bool] = self._inside if inside else self._before
         self._trim = True  # line breaks at the start of a part
@@ -92,11 +115,11 @@ class ThinkReader(_CountingReader):
 
     def _before(self, _events: list[Event]) -> bool:
         text = self._text.lstrip()
-        if text.startswith(_OPEN):
-            self._drop(len(self._text) - len(text) + len(_OPEN))
+        if text.startswith(self._begin):
+            self._drop(len(self._text) - len(text) + len(self._begin))
             self._state, self.thinks = self._inside, True
             return True
-        if _OPEN.startswith(text):
+        if self._begin.startswith(text):
             return False
         self.reasoning_chars = 0
         self._state, self._trim = self._after, False
@@ -106,15 +129,15 @@ class ThinkReader(_CountingReader):
         if self._trim:
             self._drop(len(self._text) - len(self._text.lstrip("\n")))
             self._trim = not self._text
-        place = self._text.find(_CLOSE)
-        certain = place if place >= 0 else len(self._text) - unfinished(self._text, (_CLOSE,))
+        place = self._text.find(self._end)
+        certain = place if place >= 0 else len(self._text) - unfinished(self._text, (self._end,))
         shown = self._text[:certain].rstrip("\n")
         if shown:
             events.append(Reasoning(shown))
         if place < 0:
             self._drop(len(shown))
             return False
-        self._drop(place + len(_CLOSE))
+        self._drop(place + len(self._end))
         self.reasoning_chars = self._taken
         self._state, self._trim = self._after, True
         return True
@@ -208,26 +231,39 @@ class HarmonyReader(_CountingReader):
         return [Content(text)] if text else []
 
 
-def behind_thinking(grammar: Grammar, name: str, added: Mapping[str, int], *, inside: bool, calls: bool) -> Grammar:
+def behind_thinking(
+    grammar: Grammar,
+    form: ReasoningFormat,
+    added: Mapping[str, int],
+    words: re.Pattern[str],
+    *,
+    inside: bool,
+    calls: bool,
+) -> Grammar:
     """The grammar for a reply that may think first, as far as the model likes.
 
-    `inside`: it is thinking already; `calls`: the grammar has calls only, which name their own channel.
+    `added`: ids of the tokenizer's added tokens by their text; `words` finds these. `inside`: it is thinking already;
+    `calls`: the grammar has calls only, which name their own channel.
     """
 
-    def term(marker: str) -> str:
-        return f"<[{added[marker]}]>" if marker in added else lark_string(marker)
+    def terms(text: str) -> str:
+        return lark_terms(text, words, added)
 
-    if name == "think":
-        lark = f"start: {'thought' if inside else f'({term(_OPEN)} thought)?'} @body\n"
-        if _CLOSE in added:
-            lark += f"thought: TEXT {term(_CLOSE)} /\\n{{0,2}}/\nTEXT: /(.|\\n)*/\n"
-        else:
-            lark += "thought: until_close /\\n{0,2}/\nuntil_close[lazy]: /(.|\\n)*<\\/think>/\n"
-    else:
-        final = "" if calls else f'{term(_CHANNEL)} "final" {term(_MESSAGE)}'
+    if form == HARMONY:
+        final = "" if calls else f'{terms(_CHANNEL)} "final" {terms(_MESSAGE)}'
         lark = (
             f"start: thought? {final} @body\n"
-            f'thought: {term(_CHANNEL)} "analysis" {term(_MESSAGE)} TEXT {term(_ENDS[0])} {term(_START)} "assistant"\n'
+            f'thought: {terms(form.begin)} TEXT {terms(form.end)} {terms(_START)} "assistant"\n'
             "TEXT: /(.|\\n)*/\n"
         )
+    else:
+        lark = f"start: {'thought' if inside else f'({terms(form.begin)} thought)?'} @body\n"
+        token = words.search(form.end)
+        if token is not None:  # which no text holds
+            before, rest = form.end[: token.start()], form.end[token.start() :]
+            upto = lark_regex(f"(.|\\n)*{re.escape(before)}")
+            lark += f"thought: UPTO {terms(rest)} /\\n{{0,2}}/\nUPTO: {upto}\n"
+        else:
+            until_end = lark_regex(f"(.|\\n)*{re.escape(form.end)}")
+            lark += f"thought: until_end /\\n{{0,2}}/\nuntil_end[lazy]: {until_end}\n"
     return msgspec.structs.replace(grammar, outer=(lark, *grammar.outer))

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from colibrid.text import reasoning
-from colibrid.text.reasoning import HarmonyReader, ThinkReader
+from colibrid.text.reasoning import HARMONY, HarmonyReader, ReasoningFormat, ThinkReader
 from colibrid.text.tools import ToolFormat
 from colibrid.text.tools_reader import CallStart, FreeReader, LayoutReader, PlainReader
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What may be in a reply."""
 
-    parser: str = "none"  # of reasoning: think, harmony or none
+    reasoning: ReasoningFormat | None = None  # none: it does not think
     inside: bool = False  # the prompt has opened the thinking
     form: ToolFormat | None = None  # none: no tools
     names: frozenset[str] = frozenset()  # of tools
@@ -30,7 +29,7 @@ class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def shown_ids(self, specials: Mapping[str, int]) -> frozenset[int]:
         """Special tokens that the readers must see."""
-        text = reasoning.markers(self.parser) + "\0" + (self.form.markers if self.form else "")
+        text = "\0".join(one.markers for one in (self.reasoning, self.form) if one is not None)
         return frozenset(token for name, token in specials.items() if name in text)
 
     def _tools_reader(self) -> Reader:
@@ -42,10 +41,10 @@ class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def reader(self) -> Reader:
         """A fresh reader."""
-        if self.parser == "harmony":
+        if self.reasoning == HARMONY:
             return HarmonyReader(self.names)
-        if self.parser == "think":
-            return ThinkReader(self._tools_reader(), inside=self.inside)
+        if self.reasoning is not None:
+            return ThinkReader(self.reasoning, self._tools_reader(), inside=self.inside)
         return self._tools_reader()
 
 

@@ -22,7 +22,7 @@ from colibrid.text.structured_limits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 # JSON is written as json.dumps writes it: room for white space is room to ramble.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -127,10 +127,27 @@ def lark_string(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def lark_terms(text: str, words: re.Pattern[str], added: Mapping[str, int]) -> str:
+    """`text` as terms of a grammar one after another; added tokens, which `words` finds, by their ids."""
+    terms, start = [], 0
+    for found in words.finditer(text):
+        if found.start() > start:
+            terms.append(lark_string(text[start : found.start()]))
+        terms.append(f"<[{added[found.group()]}]>")
+        start = found.end()
+    if start < len(text):
+        terms.append(lark_string(text[start:]))
+    return " ".join(terms)
+
+
 def lark_regex(pattern: str) -> str:
     """`pattern` as a regex of a grammar."""
-    escaped = re.sub(r"\\.|/", lambda found: r"\/" if found.group() == "/" else found.group(), pattern, flags=re.DOTALL)
-    return "/" + escaped.replace("\n", r"\n") + "/"
+    changed = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+    return (
+        "/"
+        + re.sub(r"\\.|[/\n]", lambda found: changed.get(found.group(), found.group()), pattern, flags=re.DOTALL)
+        + "/"
+    )
 
 
 # ------------------------------------------------------------------ bounds

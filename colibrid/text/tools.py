@@ -10,18 +10,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from colibrid.errors import RequestError
-from colibrid.text.structured import Grammar, lark_string, schema_text
+from colibrid.text.structured import Grammar, lark_terms, schema_text
 from colibrid.text.structured_limits import MAX_GRAMMAR_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-ToolParserName = Literal["hermes", "mistral", "deepseek", "llama3_json", "harmony"]
 MAX_TOOLS = 128
 MAX_PARALLEL = 16  # calls that a grammar allows in one reply
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}\Z")
@@ -56,7 +55,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
     """How one family of models calls tools."""
 
-    name: str  # one of ToolParserName, or with `read` any
+    name: str  # one of _READERS, or harmony; with `read` any
     begins: tuple[str, ...]  # what a section of calls starts with
     at_start: bool = False  # only at the start of the reply
     end: str | None = None  # what it ends with; none: it goes on to the end of the reply
@@ -213,7 +212,7 @@ def calls_grammar(
     layout = form.layout
 
     def literal(text: str) -> str:
-        return " ".join(_literals(text, words, added)) or '""'
+        return lark_terms(text, words, added) or '""'
 
     rules = []
     for index, tool in enumerate(tools):
@@ -236,18 +235,6 @@ def calls_grammar(
             param="tools",
         )
     return Grammar(param="tools", lark=lark)
-
-
-def _literals(text: str, words: re.Pattern[str], added: Mapping[str, int]) -> Iterator[str]:
-    """`text` as terms of a grammar: added tokens by their ids."""
-    start = 0
-    for found in words.finditer(text):
-        if found.start() > start:
-            yield lark_string(text[start : found.start()])
-        yield f"<[{added[found.group()]}]>"
-        start = found.end()
-    if start < len(text):
-        yield lark_string(text[start:])
 
 
 # -------------------------------------------------------- reading sections

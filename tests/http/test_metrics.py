@@ -15,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from colibrid.http.auth import KeyRing
 from colibrid.http.credentials import read_keys
-from colibrid.http.metrics import METRICS, exposition
+from colibrid.http.metrics import exposition
 from colibrid.http.metrics_reference import render
+from colibrid.http.metrics_table import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -238,6 +238,22 @@ async def test_tool_format(make_server: Callable[..., Any], example: Callable[..
     assert message["content"] == 'CALL weather {"city": "Oslo"}'
 
 
+async def test_reasoning_format(make_server: Callable[..., Any], example: Callable[..., Plugins]) -> None:
+    """Thinking between a plugin's marks is told apart, and grammars wait for its end; the configuration comes first."""
+    reply = "HM: so \n:HM\nyes"
+    server: Server = await make_server(reply, plugins=example())
+    answer = (await server.post("/v1/chat/completions", CHAT)).json
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (" so ", "yes")
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    choice = CHAT | {"structured_outputs": {"choice": ["yes"]}}
+    assert (await server.post("/v1/chat/completions", choice)).status == 200
+    server = await make_server(reply, plugins=example(), model={"reasoning_parser": "none"})
+    message = (await server.post("/v1/chat/completions", CHAT)).json["choices"][0]["message"]
+    assert message["content"] == reply
+    assert (await server.post("/v1/chat/completions", choice)).status == 400
+
+
 async def test_sink(make_server: Callable[..., Any]) -> None:
     """A sink gets the metrics again and again; while it is busy samples are left out, and what it raises is counted."""
     got: list[Any] = []

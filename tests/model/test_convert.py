@@ -53,6 +53,23 @@ def test_a_converted_checkpoint_computes_what_transformers_computes(
         assert np.linalg.norm(got - logits) <= 1e-5 * np.linalg.norm(logits)
 
 
+def test_code_of_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model code that config.json names, and pickled weights beside the others, are neither imported nor opened."""
+    src, ran = write_checkpoint(BASE, tmp_path / "src"), tmp_path / "ran"
+    config = json.loads((src / "config.json").read_text())
+    trap = f"import pathlib\npathlib.Path({str(ran)!r}).touch()\n"
+    for name in ("modeling_trap", "configuration_trap", "sitecustomize", "numpy"):
+        (src / f"{name}.py").write_text(trap)
+    (src / "pytorch_model.bin").write_bytes(b"cposix\nsystem\n(S'touch " + os.fsencode(ran) + b"'\ntR.")
+    named = {"AutoConfig": "configuration_trap.TrapConfig", "AutoModelForCausalLM": "modeling_trap.TrapForCausalLM"}
+    (src / "config.json").write_text(json.dumps(config | {"auto_map": named}))
+    monkeypatch.chdir(src)
+    convert(src, tmp_path / "pack", crc32c=zlib.crc32, backend="any")
+    assert not ran.exists()
+    exec(trap)
+    assert ran.exists()
+
+
 def test_checksums_are_those_of_the_bytes(converted: Path) -> None:
     """sha256 is of each whole file, crc32c of each started MiB, by the given function."""
     for file in open_pack(converted / "pack").manifest.files:

@@ -6,7 +6,7 @@ import pytest
 from reading import NAMES, hermes, read
 
 from colibrid.text import reasoning, tools
-from colibrid.text.reasoning import HarmonyReader, ThinkReader
+from colibrid.text.reasoning import HarmonyReader, ReasoningFormat, ThinkReader
 from colibrid.text.tools_reader import CallArguments, CallStart, Content, FreeReader, Reasoning
 
 
@@ -34,7 +34,7 @@ def test_calls_behind_thinking() -> None:
     """What follows the thinking goes to the reader of tool calls; calls within it are thoughts."""
     text = f"<think>\n{hermes('f', '{}')}\n</think>\n\n{hermes('f', '{}')}"
     expected = [Reasoning(hermes("f", "{}")), CallStart("f"), CallArguments("{}")]
-    assert read(lambda: ThinkReader(FreeReader(tools.HERMES, NAMES), inside=False), text) == expected
+    assert read(lambda: ThinkReader(rest=FreeReader(tools.HERMES, NAMES), inside=False), text) == expected
 
 
 def test_thinking_is_counted() -> None:
@@ -73,10 +73,11 @@ def test_harmony_channels(text: str, expected: list[object]) -> None:
 
 def test_parsers_are_found_in_templates() -> None:
     """The setting comes first; else what the template speaks of."""
-    assert reasoning.reasoning_parser("auto", "a </think> b") == "think"
-    assert reasoning.reasoning_parser("auto", "<|channel|>final<|message|> </think>") == "harmony"
-    assert reasoning.reasoning_parser("auto", "plain") == "none"
-    assert reasoning.reasoning_parser("none", "a </think> b") == "none"
+    assert reasoning.reasoning_format("auto", "a </think> b") == reasoning.THINK
+    assert reasoning.reasoning_format("auto", "<|channel|>final<|message|> </think>") == reasoning.HARMONY
+    assert reasoning.reasoning_format("auto", "plain") is None
+    assert reasoning.reasoning_format("none", "a </think> b") is None
+    assert reasoning.reasoning_format("harmony", "a </think> b") == reasoning.HARMONY
 
 
 @pytest.mark.parametrize(
@@ -92,4 +93,23 @@ def test_parsers_are_found_in_templates() -> None:
 )
 def test_prompts_may_have_begun_to_think(prompt: str, continued: str, expected: str) -> None:
     """A reply begins before, inside or behind thinking, as the prompt and a message to continue leave it."""
-    assert reasoning.thinking_at(prompt, continued) == expected
+    assert reasoning.thinking_at(reasoning.THINK, prompt, continued) == expected
+    other = ReasoningFormat(name="x", begin="[[", end="]]")
+    swapped = [text.replace("<think>", "[[").replace("</think>", "]]") for text in (prompt, continued)]
+    assert reasoning.thinking_at(other, *swapped) == expected
+    assert reasoning.thinking_at(None, prompt, continued) == ("behind" if continued else "before")
+
+
+def test_other_marks() -> None:
+    """Marks of a plugin's format are read like tags, also in pieces; what is between them may hold tags."""
+    form = ReasoningFormat(name="x", begin="<|hm|>", end="<|so|>")
+    assert form.markers.split("\0") == ["<|hm|>", "<|so|>"]
+    expected = [Reasoning("a <think>"), Content("Hello")]
+    assert read(lambda: ThinkReader(form, inside=False), "<|hm|>\na <think>\n<|so|>\nHello") == expected
+
+
+@pytest.mark.parametrize(("begin", "end", "field"), [("", "x", "begin"), ("x", " ", "end"), ("x\n", "y", "begin")])
+def test_marks_that_are_none(begin: str, end: str, field: str) -> None:
+    """Empty marks, and those with white space around them, which models write or leave out, are refused."""
+    with pytest.raises(ValueError, match=f"reasoning format x: {field} = "):
+        ReasoningFormat(name="x", begin=begin, end=end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colibrid.text import tools
+from colibrid.text.reasoning import HARMONY, THINK
 from colibrid.text.reply import Reply, ReplyOptions
 from colibrid.text.tools_reader import CallArguments, CallStart, Content, Reasoning
 
@@ -12,7 +13,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
 def test_thinking_tokens_are_those_up_to_its_end() -> None:
     """A token counts if it begins before the closing tag ends, also when the tag comes in pieces."""
-    reply = Reply(ReplyOptions(parser="think"))
+    reply = Reply(ReplyOptions(reasoning=THINK))
     pieces = ["<think>", "\n", "hm", "</th", "ink>", "\n\n", "Hello", ""]
     offset, events = 0, []
     for piece in pieces:
@@ -25,7 +26,7 @@ def test_thinking_tokens_are_those_up_to_its_end() -> None:
 
 def test_thinking_that_does_not_end_is_all() -> None:
     """A reply cut while it thinks is thinking to its last token."""
-    reply = Reply(ReplyOptions(parser="think", inside=True))
+    reply = Reply(ReplyOptions(reasoning=THINK, inside=True))
     reply.push("hm", [0])
     reply.push(" ok", [2])
     reply.finish()
@@ -34,7 +35,7 @@ def test_thinking_that_does_not_end_is_all() -> None:
 
 def test_without_thinking_none_is_counted() -> None:
     """A model that could think but does not, and one that cannot."""
-    for options in (ReplyOptions(parser="think"), ReplyOptions(parser="harmony"), ReplyOptions()):
+    for options in (ReplyOptions(reasoning=THINK), ReplyOptions(reasoning=HARMONY), ReplyOptions()):
         reply = Reply(options)
         reply.push("Hello", [0])
         reply.finish()
@@ -46,7 +47,7 @@ def test_calls_are_counted() -> None:
     for options in (
         ReplyOptions(form=tools.HERMES, names=NAMES),
         ReplyOptions(form=tools.HERMES, names=NAMES, forced=True),
-        ReplyOptions(form=tools.HERMES, names=NAMES, parser="think"),
+        ReplyOptions(form=tools.HERMES, names=NAMES, reasoning=THINK),
     ):
         reply = Reply(options)
         assert reply.push(CALL) + reply.finish() == [CallStart("f"), CallArguments("{}")]
@@ -57,8 +58,8 @@ def test_readers_see_their_special_tokens() -> None:
     """Special tokens that are part of a format, or of thinking, are shown; others stay hidden."""
     specials = {"[TOOL_CALLS]": 5, "[ARGS]": 6, "<think>": 7, "</think>": 8, "<|im_end|>": 9, "<|channel|>": 10}
     assert ReplyOptions(form=tools.MISTRAL).shown_ids(specials) == {5, 6}
-    assert ReplyOptions(parser="think").shown_ids(specials) == {7, 8}
-    assert ReplyOptions(parser="harmony").shown_ids(specials) == {10}
+    assert ReplyOptions(reasoning=THINK).shown_ids(specials) == {7, 8}
+    assert ReplyOptions(reasoning=HARMONY).shown_ids(specials) == {10}
     assert ReplyOptions().shown_ids(specials) == set()
 
 

@@ -121,12 +121,25 @@ async def test_free_text_or_calls(output: StructuredOutput, byte_level: Tokenize
 
 
 @pytest.mark.parametrize("inside", [False, True])
-async def test_thinking_may_come_first(output: StructuredOutput, byte_level: Tokenizer, inside: bool) -> None:
+@pytest.mark.parametrize(
+    "form",
+    [
+        reasoning.THINK,
+        reasoning.ReasoningFormat(name="odd", begin='"[/', end="/]*+ (\\d\n."),
+        reasoning.ReasoningFormat(name="special", begin="<|im_start|>thought", end="<|im_end|>"),
+        reasoning.ReasoningFormat(name="mixed", begin="<|im_start|>", end="so<|im_end|>"),
+    ],
+    ids=lambda form: form.name,
+)
+async def test_thinking_may_come_first(
+    output: StructuredOutput, byte_level: Tokenizer, form: reasoning.ReasoningFormat, inside: bool
+) -> None:
     """A model that thinks may do so before the answer, and need not."""
     answer = structured.choice(["yes"], "p")
-    grammar = reasoning.behind_thinking(answer, "think", byte_level.added_ids, inside=inside, calls=False)
+    added, words = byte_level.added_ids, byte_level.added_words
+    grammar = reasoning.behind_thinking(answer, form, added, words, inside=inside, calls=False)
     masker = await output.masker(grammar)
-    thought = ("" if inside else "<think>") + "hm {</think>\n\n"
+    thought = ("" if inside else form.begin) + f"hm {{{form.end}\n\n"
     mask = await masker.after(byte_level.encode(thought, add_special_tokens=False))
     allowed = {byte_level.token_bytes(token) for token in range(4096) if mask[token // 8] >> token % 8 & 1}
     assert b"y" in allowed
@@ -136,7 +149,7 @@ async def test_thinking_may_come_first(output: StructuredOutput, byte_level: Tok
 async def test_harmony_answers_have_their_channels(output: StructuredOutput, byte_level: Tokenizer) -> None:
     """The answer stands in the final channel, behind an analysis or not; calls name their own channel."""
     answer = structured.choice(["yes"], "p")
-    grammar = reasoning.behind_thinking(answer, "harmony", {}, inside=False, calls=False)
+    grammar = reasoning.behind_thinking(answer, reasoning.HARMONY, {}, longest_of(()), inside=False, calls=False)
     for text in (
         "<|channel|>final<|message|>",
         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>",

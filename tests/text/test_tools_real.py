@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from schemas import schemas
 
 from colibrid.text import structured
-from colibrid.text.reasoning import behind_thinking
+from colibrid.text.reasoning import THINK, behind_thinking
 from colibrid.text.reply import Reply, ReplyOptions
 from colibrid.text.structured_masks import StructuredOutput, Vocabulary
 from colibrid.text.tokenizer import Tokenizer
@@ -71,13 +71,14 @@ async def test_calls_and_answers(pytestconfig: pytest.Config, package: str, end:
     tokenizer, rng = model.tokenizer, random.Random(5)
     for schema in schemas(6, seed=8):
         tools = [Tool(name=name, parameters=schema, strict=False, param="t") for name in ("get_weather", "f")]
-        calls = calls_grammar(form, tools, tokenizer.added_ids, tokenizer.added_words, parallel=False, free=False)
+        added, words = tokenizer.added_ids, tokenizer.added_words
+        calls = calls_grammar(form, tools, added, words, parallel=False, free=False)
         for thinks in (False, True):
             grammar = calls
             if thinks:
-                grammar = behind_thinking(calls, "think", tokenizer.added_ids, inside=False, calls=True)
+                grammar = behind_thinking(calls, THINK, added, words, inside=False, calls=True)
             options = ReplyOptions(
-                parser="think" if thinks else "none", form=form, names=frozenset({"get_weather", "f"}), forced=True
+                reasoning=THINK if thinks else None, form=form, names=frozenset({"get_weather", "f"}), forced=True
             )
             drawn = await model.draw(grammar, rng, "<think>\nhm {</think>\n\n" if thinks else "")
             text = tokenizer.decode(drawn, skip_special_tokens=False)

@@ -14,6 +14,7 @@ from colibrid.errors import RequestError
 from colibrid.model.families import mixtral
 from colibrid.plugins import Identity, Parts, Plugin, Policy
 from colibrid.text import structured
+from colibrid.text.reasoning import ReasoningFormat
 from colibrid.text.tools import Layout, ToolFormat
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def _calls(section: str) -> Iterator[tuple[object, object]]:
 TOOLS = ToolFormat(
     name="example", begins=("CALL ",), layout=Layout(start="", opening="CALL {} ", between="\n"), read=_calls
 )
+THOUGHTS = ReasoningFormat(name="example", begin="HM:", end=":HM")
 FAMILY = msgspec.structs.replace(mixtral.FAMILY, architecture="ExampleForCausalLM")  # Mixtral by another name
 
 
@@ -129,6 +131,7 @@ def make(settings: Settings) -> Parts:
         authenticator=People(settings.people) if settings.people else None,
         observer=None if settings.journal is None else Journal(settings.journal),
         tool_format=TOOLS,
+        reasoning_format=THOUGHTS,
         metrics_sink=None if settings.samples is None else File(settings.samples, settings.interval_s),
     )
 
