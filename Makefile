@@ -93,7 +93,11 @@ MUTATIONS ?= 1000000
 fuzz-mutate: $(VENV)/.dev $(VENV)/.installed  ## a daemon against mutated requests: make fuzz-mutate MUTATIONS=1000000 SEED=1
 	$(BIN)/python tests/mutation_trial.py --cases $(MUTATIONS) --seed $(or $(SEED),1)
 
-.PHONY: fuzz-mutate lock audit sbom
+HISTORIES ?= 20000
+fuzz-histories: $(VENV)/.dev $(VENV)/.installed  ## state machines of slots, scheduler, engines, detokenizers: make fuzz-histories HISTORIES=20000
+	$(PYTEST) tests/batch tests/text --histories $(HISTORIES)
+
+.PHONY: fuzz-mutate fuzz-histories lock audit sbom
 SUPPLY := build-supply/bin
 $(SUPPLY)/.made: pyproject.toml
 	$(PYTHON) -m venv build-supply

@@ -11,6 +11,7 @@ import engine_device
 import kernel_harness
 import pytest
 import structlog
+from hypothesis import settings
 
 import colibrid
 from colibrid.engine import device_cuda
@@ -21,6 +22,21 @@ from colibrid.model.pack import Pack, open_pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--histories", type=int, help="random histories of each state machine of hypothesis")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --histories the state machines run as many, others nothing."""
+    count = config.getoption("--histories")
+    if count is None:
+        return
+    items[:] = [item for item in items if isinstance(getattr(getattr(item, "cls", None), "settings", None), settings)]
+    for item in items:
+        machine = getattr(item, "cls")  # noqa: B009 - an attribute that Item does not declare
+        machine.settings = settings(machine.settings, max_examples=count)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Saying no quickly: while the queue is full, requests for a slot are answered before anything is made of them.
 
-A refusal by way of routes, middleware and log line takes a fifth of a millisecond; with ten times more requests than the
-engine can serve they would take the processor from those that are served. So what is said is made once and kept for a
+A refusal by way of routes, middleware and log line costs as much as any small answer; with ten times more requests than
+the engine can serve they would take the processor from those that are served. So what is said is made once and kept for a
 moment, sent as it is, and counted: the log has one line a second that says how many. Everything else, and all that is
 not an ordinary request on a connection that stays open, takes the usual way, which refuses in the same words.
 """
