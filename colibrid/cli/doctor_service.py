@@ -189,7 +189,7 @@ def check_addresses(settings: Settings, environment: Environment) -> Iterator[Fi
                 check_hosts(map(host_of, opened), with_keys=with_keys)
                 finding = ok("address", f"{name} can be bound")
             except AddressTakenError as reason:
-                finding = _taken(name, reason)
+                finding = _taken(name, reason, with_keys=with_keys)
             except ColibridError as reason:
                 finding = refused("address", reason)
         yield finding
@@ -211,7 +211,7 @@ def _keys_are_set(settings: Settings, environment: Environment) -> bool:
         return True
 
 
-def _taken(name: str, reason: ColibridError) -> Finding:
+def _taken(name: str, reason: ColibridError, *, with_keys: bool) -> Finding:
     host, _, port = name.rpartition(":")
     answer = None
     if port.isdecimal():
@@ -224,6 +224,10 @@ def _taken(name: str, reason: ColibridError) -> Finding:
         finally:
             connection.close()
     if answer == "colibrid":
+        try:
+            check_hosts([host.strip("[]")], with_keys=with_keys)
+        except ColibridError as exposed:
+            return refused("address", exposed)
         return ok("address", f"{name}: colibrid answers there already")
     finding = refused("address", reason)
     seen = f"{finding.fix}; `ss -ltnp` tells which process has it"

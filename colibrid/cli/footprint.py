@@ -71,10 +71,16 @@ def footprint(manifest: Manifest) -> Footprint:
 def format_names(manifest: Manifest) -> list[str]:
     """The formats of the matrices but the routers, those of most bytes first."""
     sizes: Counter[str] = Counter()
+    names: dict[tuple[object, ...], str] = {}  # thousands of experts are alike
     for file in manifest.files:
         for section in file.sections:
-            if section.role not in FP32_ROLES:
-                sizes[format_of_section(section).name] += section.bytes
+            if section.role in FP32_ROLES:
+                continue
+            groups = (section.group_rows, section.group_cols, bool(section.zeros_offset))
+            kind = (section.precision, section.shape, *groups)
+            if kind not in names:
+                names[kind] = format_of_section(section).name
+            sizes[names[kind]] += section.bytes
     return [name for name, _ in sizes.most_common()]
 
 

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from colibrid.cli.banner import memory_lines
-from colibrid.cli.footprint import Footprint, footprint
+from colibrid.cli.footprint import Footprint, footprint, format_names
 from colibrid.cli.models import resolve_model
 from colibrid.cli.options import engine_options, load_settings, use_plugins
 from colibrid.config.environment import read_environment
@@ -63,7 +63,7 @@ def _lines(
     shapes = manifest.hyperparameters
     yield f"{manifest.name}: {path}"
     yield f"  family      {manifest.family}"
-    yield f"  precision   {manifest.precision}, backend {manifest.backend}, {manifest.created_by or 'written by hand'}"
+    yield f"  precision   {', '.join(format_names(manifest))}, backend {manifest.backend}, {manifest.created_by or 'written by hand'}"
     yield (f"  parameters  {_millions(parts.parameters)}, of which a token uses {_millions(parts.active_parameters)}")
     yield (
         f"  shape       vocabulary {shapes.vocab_size}, hidden {shapes.hidden}, {len(manifest.layers)} layers, "

@@ -70,16 +70,21 @@ def add(
 ) -> None:
     """Make a key called ID, write down its hash, and print the key, this once."""
     path = _place(file, config_file)
+    until = None if expires is None else credentials.read_time(expires)
+    if until is not None and until <= time.time():
+        raise ConfigError(f"--expires {expires} is over already; give a time to come, or leave it out")
     text = _read_key() if from_stdin else credentials.new_key()
     made = credentials.Key(
         id=credentials.read_id(key_id),
         digest=credentials.digest_of(text),
         scopes=credentials.read_scopes(scopes),
         limits=credentials.read_limits({name: value for name, value in limits.items() if value is not None}),
-        expires=None if expires is None else credentials.read_time(expires),
+        expires=until,
         comment=" ".join("".join(c if c.isprintable() else " " for c in comment).split()),
     )
     with _edited(path, may_make=True) as lines:
+        if _line_of(lines, key_id) is not None:
+            raise ConfigError(f"{path} has a key called {key_id!r} already; revoke it first, or choose another id")
         lines.append(credentials.write_line(made))
     if not from_stdin:
         print(text)
@@ -107,7 +112,9 @@ def revoke(key_id: str, file: str | None, config_file: str | None) -> None:
     """Remove the key called ID."""
     path = _place(file, config_file)
     with _edited(path, may_make=False) as lines:
-        number = _line_of(lines, key_id, path)
+        number = _line_of(lines, key_id)
+        if number is None:
+            raise ConfigError(f"{path} has no key called {key_id!r}; `colibrid keys list` shows them")
         del lines[number]
     print(f"{key_id} is gone from {path}; {_RELOAD.replace('accepts it', 'refuses it')}", file=sys.stderr)
 
@@ -132,7 +139,7 @@ def _read_key() -> str:
     return text
 
 
-def _line_of(lines: list[str], key_id: str, path: Path) -> int:
+def _line_of(lines: list[str], key_id: str) -> int | None:
     plain = 0
     for number, line in enumerate(lines):
         words, _ = credentials.split_line(line)
@@ -141,7 +148,7 @@ def _line_of(lines: list[str], key_id: str, path: Path) -> int:
         plain += 1
         if key_id == (f"plain-{plain}" if len(words) == 1 else words[0]):
             return number
-    raise ConfigError(f"{path} has no key called {key_id!r}; `colibrid keys list` shows them")
+    return None
 
 
 def _read(path: Path) -> str:

@@ -13,7 +13,7 @@ from colibrid.cli.device import settled
 from colibrid.cli.options import engine_options, load_settings, use_plugins
 from colibrid.cli.texts import read_lines
 from colibrid.cli.verify_report import details, plot, table, write_json
-from colibrid.cli.verify_trial import Trial
+from colibrid.cli.verify_trial import MAX_KL, Trial
 from colibrid.config.environment import read_environment
 from colibrid.config.load import BUILT_IN
 from colibrid.engine.library import Library
@@ -40,7 +40,7 @@ EXIT_WRONG = 1
 @click.option("--questions", metavar="FILE", help='JSON lines with "messages" and "answer": the engine answers them.')
 @click.option("--store", is_flag=True, help="Keep a few of SOURCE's predictions in each pack, for later checks.")
 @click.option(
-    "--max-kl", type=click.FloatRange(0), default=0.5, show_default=True, help="Fail above this divergence, in nats."
+    "--max-kl", type=click.FloatRange(0), show_default=str(MAX_KL), help="Fail above this divergence, in nats."
 )
 @click.option("--min-exact", type=click.FloatRange(0, 100), metavar="PERCENT", help="Fail below this share of answers.")
 @click.option("--json", "json_file", metavar="FILE", help="Everything found, as JSON; - for standard output.")
@@ -55,7 +55,7 @@ def verify(
     tokens: int,
     questions: str | None,
     store: bool,
-    max_kl: float,
+    max_kl: float | None,
     min_exact: float | None,
     json_file: str | None,
     plot_file: str | None,
@@ -74,6 +74,8 @@ def verify(
     """
     if store and against is None:
         raise click.UsageError("--store keeps predictions of a source: give --against SOURCE, too")
+    if min_exact is not None and questions is None:
+        raise click.UsageError("--min-exact is a share of answers: give --questions FILE, too")
     texts = None if data is None else read_lines(data, "--data")
     asked = None if questions is None else read_lines(questions, "--questions")
     if asked is not None and any(line.messages is None or line.answer is None for line in asked):

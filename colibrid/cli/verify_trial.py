@@ -8,33 +8,32 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from colibrid.cli.engine_answers import answers
+from colibrid.cli.footprint import format_names
 from colibrid.cli.progress import Progress
 from colibrid.cli.texts import load_model_text, prompt_ids, token_ids
 from colibrid.cli.verify_report import Exact, Verified
 from colibrid.config.sizes import format_bytes
 from colibrid.model.cache import Resolved
 from colibrid.model.compare import Reference
-from colibrid.model.formats import format_of_section
 from colibrid.model.golden import golden_distance, make_golden, read_golden, write_golden
-from colibrid.model.layout import FP32_ROLES
 from colibrid.model.pack import open_pack
 from colibrid.model.pack_model import PackModel
 from colibrid.model.verify import damages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from colibrid.cli.texts import Line
     from colibrid.config.settings import Settings
     from colibrid.engine.library import Library
     from colibrid.model.forward import Weights
-    from colibrid.model.manifest import Manifest
     from colibrid.text.model_text import ModelText
 
 MADE_TEXTS = 4  # of token ids by rule, where no texts are given
 MADE_TOKENS = 48
 LONGEST = 2048  # tokens of one text
 ANSWER_TOKENS = 256
+MAX_KL = 0.5  # nats, where no limit is given
 
 
 class Trial:
@@ -49,7 +48,7 @@ class Trial:
         self.found = Verified(
             pack=name,
             name=manifest.name,
-            formats=tuple(dict.fromkeys(_formats(manifest))),
+            formats=tuple(format_names(manifest)),
             bytes=sum(file.bytes for file in manifest.files),
             damages=(),
         )
@@ -109,10 +108,15 @@ class Trial:
         scores = [score for each in said.logprobs for score in each]
         self._note(exact=Exact(right, len(questions)), engine_loss=-sum(scores) / len(scores) if scores else None)
 
-    def judge(self, max_kl: float, min_exact: float | None) -> None:
-        """Notes limits that were not kept."""
+    def judge(self, max_kl: float | None, min_exact: float | None) -> None:
+        """Notes limits that were not kept, or could not be looked at."""
         failures = []
         near = self.found.distance or self.found.golden
+        if near is None and max_kl is not None:
+            failures.append(
+                "--max-kl is given, and nothing to measure it by: give --against, or keep predictions by --store"
+            )
+        max_kl = MAX_KL if max_kl is None else max_kl
         if near is not None and not near.kl <= max_kl:
             failures.append(f"divergence {near.kl:.5f}, at most {max_kl:g} allowed by --max-kl")
         exact = self.found.exact
@@ -143,14 +147,6 @@ class Trial:
     def _sizes(self) -> tuple[int, int]:
         hyper = self._pack.manifest.hyperparameters
         return hyper.vocab_size, hyper.max_positions
-
-
-def _formats(manifest: Manifest) -> Iterator[str]:
-    """Of all matrices, those of experts first."""
-    for file in (*manifest.files[1:], manifest.files[0]):
-        for section in file.sections:
-            if section.role not in FP32_ROLES:
-                yield format_of_section(section).name
 
 
 class _Bar:

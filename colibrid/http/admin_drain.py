@@ -28,7 +28,7 @@ class DrainBody(msgspec.Struct, kw_only=True):
 
 async def drain(request: web.Request) -> web.Response:
     """Answers when everything has ended, or at once where the daemon shall exit: it drains on its way."""
-    body = await read_body(request, DrainBody, {})
+    body = await read_body(request, DrainBody, {}) if request.body_exists else DrainBody()
     if current(request).ignored:
         raise RequestError(f"Unknown field {shown(current(request).ignored[0])}; send exit, timeout_s or both.")
     state, drainer = request.app[STATE], request.app[ADMIN].drainer

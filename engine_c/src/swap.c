@@ -193,7 +193,7 @@ static int32_t stage_file(clb_engine* engine, const clb_swap_desc* desc, clb_err
   swap->staged = take_block(swap, bytes);
   if (swap->staged.bytes == 0u) {
     return clb_fail(error, CLB_ERR_FULL,
-                    "no swap slot of %" PRIu64 " bytes is free (%u are free in all); raise experts.swap_slots", bytes,
+                    "no swap slot of %" PRIu64 " bytes is free (%u smaller are free); raise experts.swap_slots", bytes,
                     swap->free_count);
   }
   status = engine->backend->swap->begin(engine);

@@ -333,8 +333,13 @@ def test_a_colibrid_that_runs_is_no_error() -> None:
         thread.start()
         finding = _only(_addresses(_settings(server={"port": other.server_port})))
         thread.join()
+        thread = Thread(target=other.handle_request)
+        thread.start()
+        exposed = _only(_addresses(_settings(server={"host": "0.0.0.0", "port": other.server_port})))
+        thread.join()
     assert finding.level == "ok"
     assert "colibrid answers there already" in finding.text
+    assert (exposed.level, "no API key is set" in exposed.text) == ("error", True)
 
 
 def test_admin_socket(tmp_path: Path) -> None:

@@ -86,6 +86,7 @@ def test_formats_of_parts_are_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run(["inspect", str(tmp_path / "pack")]) == 0
     output = capsys.readouterr().out
     assert "%  int4-g64, int8, fp16\n" in output
+    assert "  precision   int4-g64, bf16, int8-g128, int8, fp16, backend" in output
     assert " in the mean: 39 int4-g64, 8 int8, 1 fp16\n" in output
     assert run(["inspect", str(tmp_path / "pack"), "--json"]) == 0
     formats = json.loads(capsys.readouterr().out)["formats_by_part"]

@@ -63,8 +63,8 @@ def test_other_lines_stay(file: Path, capsys: Capture) -> None:
 
 def test_list(file: Path, capsys: Capture) -> None:
     """The list names what a key may do, shows no hash, and marks what is over or plain."""
-    keys("add", "alice", "--file", str(file), "--tokens-per-day", "1000", "--priority", "0", "--expires", "2001-01-01")
-    file.write_text(file.read_text() + "plain-key-1\n")
+    keys("add", "alice", "--file", str(file), "--tokens-per-day", "1000", "--priority", "0", "--expires", "2099-01-01")
+    file.write_text(file.read_text().replace("2099-", "2001-") + "plain-key-1\n")
     capsys.readouterr()
     assert keys("list", "--file", str(file)) == 0
     first, second = capsys.readouterr().out.splitlines()
@@ -90,10 +90,11 @@ def test_key_from_outside(file: Path, capsys: Capture, monkeypatch: pytest.Monke
     ("arguments", "text"),
     [
         (["add", "al/ice"], "is no id"),
-        (["add", "alice"], "the id of alice is that of alice, too"),
+        (["add", "alice"], "has a key called 'alice' already; revoke it first"),
         (["add", "bob", "--scopes", "all"], "scope 'all' is not known"),
         (["add", "bob", "--requests-at-once", "0"], "requests_at_once=0 must be"),
         (["add", "bob", "--expires", "soon"], "is no day"),
+        (["add", "bob", "--expires", "2001-01-01"], "--expires 2001-01-01 is over already"),
         (["revoke", "bob"], "no key called 'bob'"),
     ],
 )

@@ -30,11 +30,13 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_bytes_alone(packs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a source: sizes, formats and that every file is sound."""
+    """Without a source: sizes, formats and that every file is sound; a limit that cannot be looked at is not kept."""
     assert run(["verify", "-q", str(packs / "bf16"), str(packs / "int4")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [cell.strip() for cell in lines[0].split("|")[1:-1]] == ["pack", "formats", "size", "files"]
     assert [line.split("|")[4].strip() for line in lines[2:]] == ["sound", "sound"]
+    assert run(["verify", "-q", str(packs / "int4"), "--max-kl", "0.1"]) == 1
+    assert "--max-kl is given, and nothing to measure it by: give --against" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -92,6 +94,7 @@ def test_damage(packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("arguments", "code", "text"),
     [
         (["--store"], 2, "--against SOURCE"),
+        (["--min-exact", "90"], 2, "give --questions FILE"),
         (["--against", "nowhere"], 78, "--against nowhere: neither a checkpoint"),
         (["--questions", TEXTS], 78, 'every line needs "messages" and "answer"'),
     ],

@@ -251,6 +251,9 @@ async def test_drain(admin: aiohttp.ClientSession, drainer: ScriptedDrainer) -> 
         async with admin.post("/admin/drain", json=wrong) as answer:
             assert answer.status == 400
     assert len(drainer.asked) == 3
+    async with admin.post("/admin/drain") as answer:  # as `curl -X POST` asks
+        assert (answer.status, await answer.json()) == (200, {"draining": True, "complete": True, "exit": False})
+    assert drainer.asked[-1] == 30.0
 
 
 async def test_metrics_on_the_socket(admin: aiohttp.ClientSession, server: Server) -> None:
