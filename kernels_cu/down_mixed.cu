@@ -130,7 +130,7 @@ CLB_DEVICE down_place first_place(const uint32_t* start, uint32_t items, uint32_
 }
 
 template <uint32_t MOST_ROWS, uint32_t PASS_ROWS>
-struct down_source : clb_quant_stream<PAIR> {
+struct down_source : clb_quant_stream<PAIR, (MOST_ROWS > CLB_STEP)> {
   const clb_expert_down_args& a;
   const down_shared<MOST_ROWS>& shared;
   down_place next;
@@ -141,16 +141,16 @@ struct down_source : clb_quant_stream<PAIR> {
   __device__ __forceinline__ down_source(const clb_expert_down_args& args, const down_shared<MOST_ROWS>& memory,
                                          const down_place& from, const down_place& to)
       : a(args), shared(memory), next(from), end(to), length(0u), passes(0u) {
-    left = 0u;
+    this->left = 0u;
   }
 
   __device__ __forceinline__ bool open() {
     if (passes > 0u) { /* the same again for the next rows */
       passes--;
-      again(length);
+      this->again(length);
       return true;
     }
-    while (left == 0u) { /* a slice may be empty */
+    while (this->left == 0u) { /* a slice may be empty */
       if (!(next != end)) return false;
       const down_item& item = shared.items[next.item];
       const clb_packing pack(item.format, item.row_words(a));
@@ -160,8 +160,8 @@ struct down_source : clb_quant_stream<PAIR> {
       length = slice.end - slice.begin;
 #pragma unroll
       for (uint32_t m = 0u; m < PAIR; m++) /* the last again where there is no other */
-        point(m, pack, item.weights, tiles, min(next.pair * PAIR + m, tiles - 1u), first);
-      begin(pack, first, length);
+        this->point(m, pack, item.weights, tiles, min(next.pair * PAIR + m, tiles - 1u), first);
+      this->begin(pack, first, length);
       if (PASS_ROWS < MOST_ROWS && length > 0u) passes = max(clb_passes_of(item.rows, PASS_ROWS), 1u) - 1u;
       next.advance(shared.count);
     }
@@ -217,8 +217,9 @@ CLB_DEVICE void down_pass(const clb_expert_down_args& a, clb_quant_ring<PAIR, ST
   for (uint32_t s = 0u; s < STEPS; s++)
     rows[s] = operand_of(a, shared, item, begin + s * CLB_STEP, tile);
   float sum[PAIR][STEPS][4];
-  clb_multiply_quant<K, PAIR, STEPS, STAGES>(ring, source, item.format, slice.end - slice.begin,
-                                             across - min(across, tile), rows, sum);
+  const clb_quant_part what = {item.format, item.begin + slice.begin, slice.end - slice.begin,
+                               across - min(across, tile)};
+  clb_multiply_quant<K, PAIR, STEPS, STAGES>(ring, source, what, rows, sum);
   put_partial(a, shared, unit, begin, sum, parity);
 }
 

@@ -43,10 +43,10 @@ struct clb_int4_kind {
   static constexpr uint32_t LOW = 0xe400e400u;  /* -1024 */
   static constexpr uint32_t HIGH = 0xd400d400u; /* -64 */
   static __device__ __forceinline__ uint32_t low_of(uint32_t word, uint32_t low) {
-    return clb_half_add((word & 0x000f000fu) | 0x64006400u, low);
+    return clb_half_add(clb_and_or(word, 0x000f000fu, 0x64006400u), low);
   }
   static __device__ __forceinline__ uint32_t high_of(uint32_t word, uint32_t high) {
-    return clb_half_fma((word & 0x00f000f0u) | 0x64006400u, 0x2c002c00u, high);
+    return clb_half_fma(clb_and_or(word, 0x00f000f0u, 0x64006400u), 0x2c002c00u, high);
   }
   static __device__ __forceinline__ uint4 widen(const uint4& raw, uint32_t i, uint32_t low, uint32_t high) {
     const uint32_t word = (i == 0u) ? raw.x : (i == 1u) ? raw.y : (i == 2u) ? raw.z : raw.w;

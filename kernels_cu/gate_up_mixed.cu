@@ -61,7 +61,7 @@ struct gate_up_unit {
 };
 
 template <uint32_t MOST_ROWS, uint32_t PASS_ROWS>
-struct gate_up_source : clb_quant_stream<2u> {
+struct gate_up_source : clb_quant_stream<2u, false> {
   const clb_expert_gate_up_args& a;
   const gate_up_shared<MOST_ROWS>& shared;
   gate_up_unit next;
@@ -163,8 +163,9 @@ CLB_DEVICE void gate_up_pass(const clb_expert_gate_up_args& a, clb_quant_ring<2u
     rows[s].at = a.input + (uint64_t)row * a.hidden + slice.begin * (K::TILES * CLB_TILE) + lane % 4u * 4u;
   }
   float sum[2][STEPS][4];
-  clb_multiply_quant<K, 2u, STEPS, STAGES>(ring, source, unit.format, slice.end - slice.begin,
-                                           across - min(across, slice.begin * K::TILES), rows, sum);
+  const clb_quant_part what = {unit.format, slice.begin, slice.end - slice.begin,
+                               across - min(across, slice.begin * K::TILES)};
+  clb_multiply_quant<K, 2u, STEPS, STAGES>(ring, source, what, rows, sum);
 #pragma unroll
   for (uint32_t s = 0u; s < STEPS; s++) {
     shared.sums.put(parity, 0u, sum[0][s]);

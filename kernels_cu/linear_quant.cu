@@ -13,8 +13,8 @@
 #include "linear.cuh"
 #include "quant.cuh"
 
-template <uint32_t MATRICES>
-struct linear_source : clb_quant_stream<MATRICES> {
+template <uint32_t MATRICES, bool ALL_BRING>
+struct linear_source : clb_quant_stream<MATRICES, ALL_BRING> {
   const clb_matmul_args& a;
   clb_packing pack;
   clb_slice slice;
@@ -48,7 +48,7 @@ struct linear_shared {
    warps each. */
 template <class K, uint32_t MATRICES, uint32_t STEPS, uint32_t SLOTS, uint32_t STAGES>
 CLB_DEVICE void linear(const clb_matmul_args& a, const void* memory, linear_shared<SLOTS>& shared, uint32_t count) {
-  linear_source<MATRICES> source(a);
+  linear_source<MATRICES, (STEPS > 1u)> source(a);
   clb_quant_ring<MATRICES, STAGES> ring(memory, CLB_FORMAT_META(a.format));
   uint32_t started = 0u;
   ring.start(source, started);
@@ -59,9 +59,10 @@ CLB_DEVICE void linear(const clb_matmul_args& a, const void* memory, linear_shar
   const uint32_t lane = threadIdx.x % CLB_WARP;
   const uint32_t begin = source.slice.begin * K::TILES; /* column tile */
   const uint32_t across = a.cols / CLB_TILE;
-  const uint32_t there = (across > begin) ? across - begin : 0u;
   clb_wait_for_inputs();
   clb_release_dependents();
+  const clb_quant_part what = {a.format, source.slice.begin, source.slice.end - source.slice.begin,
+                               (across > begin) ? across - begin : 0u};
   clb_quant_row rows[STEPS];
 #pragma unroll
   for (uint32_t s = 0u; s < STEPS; s++) {
@@ -80,8 +81,11 @@ CLB_DEVICE void linear(const clb_matmul_args& a, const void* memory, linear_shar
 #pragma unroll 1
   for (uint32_t unit = blockIdx.x * MATRICES; unit < tiles; unit += gridDim.x * MATRICES) {
     float sum[MATRICES][STEPS][4];
-    clb_multiply_quant<K, MATRICES, STEPS, STAGES>(ring, source, a.format, source.slice.end - source.slice.begin, there,
-                                                   rows, sum);
+    clb_quant_row from[STEPS];
+#pragma unroll
+    for (uint32_t s = 0u; s < STEPS; s++)
+      from[s] = rows[s];
+    clb_multiply_quant<K, MATRICES, STEPS, STAGES>(ring, source, what, from, sum);
     if (unit == blockIdx.x * MATRICES) {
 #pragma unroll
       for (uint32_t s = 0u; s < STEPS; s++) {

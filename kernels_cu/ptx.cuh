@@ -127,6 +127,13 @@ CLB_DEVICE uint32_t clb_half_fma(uint32_t a, uint32_t b, uint32_t c) {
   return sum;
 }
 
+/* (value & mask) | bits, as one instruction also where mask and bits are constants. */
+CLB_DEVICE uint32_t clb_and_or(uint32_t value, uint32_t mask, uint32_t bits) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(value), "r"(mask), "r"(bits));
+  return result;
+}
+
 CLB_DEVICE void clb_write_shared(uint32_t at, const uint4& value) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(value.x), "r"(value.y), "r"(value.z),
                "r"(value.w)

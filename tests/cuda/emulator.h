@@ -396,6 +396,7 @@ CLB_DEVICE uint4 clb_load_matrices(uint32_t row) {
 CLB_DEVICE uint4 clb_load_matrices_transposed(uint32_t row) {
   return emulator_unpack<uint4>(emulator_meet(emulator_pack(row), emulator_matrices<true>, 0));
 }
+CLB_DEVICE uint32_t clb_and_or(uint32_t value, uint32_t mask, uint32_t bits) { return (value & mask) | bits; }
 CLB_DEVICE uint32_t clb_not_ahead(uint32_t value) { return value; }
 CLB_DEVICE void clb_barrier(uint32_t barrier, uint32_t threads) { emulator_barrier(barrier, threads); }
 CLB_DEVICE void clb_zero_shared(uint32_t at) { std::memset(emulator_shared(at), 0, 16); }
