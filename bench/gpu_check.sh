@@ -85,11 +85,11 @@ fi
 
 # Nothing is timed here, so everything runs at once.
 tests matrices 90 tests/cuda/test_linear.py tests/cuda/test_step_kernels.py &
-tests experts 90 tests/cuda/test_experts.py tests/cuda/test_sample.py tests/cuda/test_read.py &
-tests attention 90 tests/cuda/test_attention.py tests/cuda/test_router.py tests/cuda/test_capacity.py \
+tests experts 150 tests/cuda/test_experts.py tests/cuda/test_sample.py tests/cuda/test_read.py &
+tests attention 150 tests/cuda/test_attention.py tests/cuda/test_router.py tests/cuda/test_capacity.py \
   tests/cuda/test_pool.py tests/cuda/test_seam_trial.py &
-tests quantised 90 tests/cuda/test_quant.py tests/cuda/test_engine_quant.py &
-tests engine 90 tests/test_golden_c.py tests/test_engine_*.py tests/cuda/test_engine_cuda.py &
+tests quantised 180 tests/cuda/test_quant.py tests/cuda/test_engine_quant.py tests/test_engine_swap.py &
+tests engine 150 tests/test_golden_c.py tests/test_engine_*.py tests/cuda/test_engine_cuda.py &
 if command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck initcheck synccheck; do
     sanitize "$tool" &
