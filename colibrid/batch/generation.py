@@ -71,7 +71,7 @@ class LiveGeneration:
     def __init__(self, request: GenerateRequest, owner: GenerationOwner, now: float, choice: int = 0) -> None:
         self.request = request
         self.choice = choice
-        self.group: Group | None = None  # with which it was queued last
+        self.group: Group | None = None  # with which it was queued last; until it ends
         self.lead: LiveGeneration | None = None  # another choice that computed the prompt for it
         self.read_prompt: Callable[[], tuple[TokenRecord, ...]] = tuple  # set when the prompt is complete
         self.result: GenerateResult | None = None
@@ -143,6 +143,7 @@ class LiveGeneration:
     def _end(self) -> None:
         self._ended = True
         self.place = None
+        self.group = None  # which has this in its list: only a full collection would find the two
         self.wake()
 
     # ------------------------------------------------------------- consumer

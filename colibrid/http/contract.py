@@ -41,6 +41,18 @@ def as_contract(
     return found
 
 
+def forget_frames(error: BaseException) -> None:
+    """Lets go of the calls that `error` and those behind it came through.
+
+    They hold the request, whose context holds the error: a circle that only the garbage collector would find, and under
+    overload it is made of hundreds of objects a second that have grown old meanwhile.
+    """
+    behind: BaseException | None = error
+    while behind is not None and behind.__traceback__ is not None:
+        behind.__traceback__ = None
+        behind = behind.__cause__ or behind.__context__
+
+
 def log_request(request: web.Request, context: RequestContext, status: int, *, quiet: bool = False) -> None:
     """The one canonical line of a request; a quiet one is of interest when debugging only.
 

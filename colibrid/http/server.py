@@ -9,7 +9,7 @@ from aiohttp import web
 
 from colibrid.http.admin import add_admin
 from colibrid.http.context import context_of, open_context
-from colibrid.http.contract import as_contract, log_request
+from colibrid.http.contract import as_contract, forget_frames, log_request
 from colibrid.http.errors import NotFoundError, error_response, shown
 from colibrid.http.manual import add_manual
 from colibrid.http.metrics import metrics, samples
@@ -143,6 +143,7 @@ def _note(request: web.Request, context: RequestContext, state: AppState, status
     state.served.answered(None if resource is None else resource.canonical, status)
     if context.error is not None:
         state.served.refused(context.error)
+        forget_frames(context.error)
     log_request(request, context, status, quiet=request.path in _QUIET_PATHS)
     if state.plugins.observers:
         observed(request, context, state, status)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -30,6 +32,27 @@ async def session(scheduler: Scheduler, engine: FakeEngine) -> FakeSession:
 
 
 # ------------------------------------------------------------------ the way down
+
+
+async def test_what_has_ended_is_freed_at_once(
+    scheduler: Scheduler, session: FakeSession, request_of: RequestOf
+) -> None:
+    """A generation is no part of a circle when it has ended, nor when it was cancelled while it waited."""
+    gc.collect()
+    gc.disable()
+    try:
+        generations = [scheduler.submit(request_of(max_tokens=1, seed=seed)) for seed in range(SLOTS + 1)]
+        seen = [weakref.ref(one) for one in generations]
+        generations.pop().cancel()
+        await settle()
+        await step(session, 3)
+        for generation in generations:
+            await collect(generation)
+        del generation, generations
+        await settle()
+        assert [ref() for ref in seen] == [None] * len(seen)
+    finally:
+        gc.enable()
 
 
 async def test_a_request_is_served(scheduler: Scheduler, session: FakeSession, request_of: RequestOf) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 import structlog
 
 from colibrid.errors import OverloadedError
+from colibrid.http.context import RequestContext
 
 if TYPE_CHECKING:
     from tests.http.conftest import Server
@@ -88,6 +90,20 @@ async def test_the_log_has_their_number(server: Server, monkeypatch: pytest.Monk
     assert sum(line["refused"] for line in logs) == logs[-1]["total"] == 11
     assert server.state.served.refusals["overloaded"] == 11
     assert server.state.served.answers["/v1/completions", "5xx"] == 11
+
+
+async def test_the_longer_way_leaves_no_garbage(server: Server) -> None:
+    """A refused request is freed at once: a busy daemon has no time to look for circles."""
+    server.service.refusal = FULL
+    gc.collect()
+    gc.disable()
+    try:
+        answer = await server.post("/v1/completions", {"prompt": "Hi"}, Connection="close")
+        assert (answer.status, "openai-processing-ms" in answer.headers) == (503, True)
+        await asyncio.sleep(0.1)  # the server has closed the connection
+        assert not any(isinstance(one, RequestContext) for one in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 async def test_pipelined_refusals(server: Server) -> None:
