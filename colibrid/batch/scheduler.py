@@ -470,8 +470,8 @@ class Scheduler:
             code="server_is_overloaded",
             retry_after_s=self._retry_after_s(),
         )
-        self._tally.fail(generation, error)
         self._let_go(generation)
+        self._tally.fail(generation, error)
 
     def _fail_all(self, reason: str) -> None:
         error = OverloadedError(reason, code="draining", retry_after_s=RETRY_AFTER_LOADING_S)
