@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from colibrid.batch.measures import Gaps, Measures
-from colibrid.batch.request import ExpertUsage, FinishReason, GenerateResult, Switch, TokenRecord
+from colibrid.batch.request import ExpertUsage, FinishReason, GenerateResult, Switch
 from colibrid.batch.slots import Slot, SlotState
 from colibrid.batch.translate import fault, token_record
 from colibrid.engine import abi
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from colibrid.errors import RequestError
 
 _TOKEN = int(abi.EventKind.TOKEN)
+_NO_SLOT, _RESERVED, _CLOSING = int(abi.NO_SLOT), SlotState.RESERVED, SlotState.CLOSING  # names of an Enum take time
 _SMOOTHING = 0.1  # weight of the newest request in the mean duration
 
 
@@ -90,10 +91,10 @@ class FanOut:
         self._gaps.begin_turn(time.monotonic())
         for event in channel.pop():
             slot = find(event.slot, event.generation)
-            if slot is None and event.slot == abi.NO_SLOT:
+            if slot is None and event.slot == _NO_SLOT:
                 self._placer.forget()  # experts were replaced: what is held was computed by those before
                 continue
-            if slot is None or slot.state is SlotState.RESERVED:
+            if slot is None or slot.state is _RESERVED:
                 self._log.warning("stale_event", kind=event.kind, slot=event.slot, generation=event.generation)
                 continue
             assert slot.owner is not None, "a slot that is found has an owner"
@@ -128,13 +129,12 @@ class FanOut:
         if event.position == 0:
             self._on_prompt(channel, slot, generation)
             self._measures.first_token_s.add(generation.clock.waited)
-        if slot.state is not SlotState.CLOSING:  # else it was cancelled, and only its slot is of interest
+        if slot.state is not _CLOSING:  # else it was cancelled, and only its slot is of interest
             self._gaps.token(generation)
-            wanted = generation.request.logprobs
-            if wanted is None:
-                generation.add(TokenRecord(event.token))
+            if generation.request.logprobs is None:
+                generation.tokens.append(event.token)  # as add(), without the call
             else:
-                generation.add_raw(event.token, channel.raw_record(slot.index, event.record))
+                generation.add(event.token, channel.raw_record(slot.index, event.record))
         if event.flags:
             self._on_end(channel, slot, generation, event)
 
@@ -155,7 +155,7 @@ class FanOut:
                 self._count_experts(channel, slot, generation)
                 self._placer.released(slot, whole=True)
             case abi.EventKind.FAILED:
-                if slot.state is not SlotState.CLOSING:
+                if slot.state is not _CLOSING:
                     self._tally.fail(generation, fault(event.status, generation.request))
                 self._placer.released(slot, whole=False)
             case _:
@@ -182,7 +182,7 @@ class FanOut:
         self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
     ) -> None:
         self._count_experts(channel, slot, generation)
-        if slot.state is not SlotState.CLOSING:
+        if slot.state is not _CLOSING:
             stopped = bool(event.flags & abi.Finish.STOP)
             reason: FinishReason = "stop" if stopped else "length"
             stop_token = event.token if stopped else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
+from colibrid.batch.request import TokenRecord
 from colibrid.batch.translate import token_record
 from colibrid.engine.channel import read_records
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from colibrid.batch.queue import Group
-    from colibrid.batch.request import GenerateRequest, GenerateResult, Switch, TokenRecord
+    from colibrid.batch.request import GenerateRequest, GenerateResult, Switch
     from colibrid.errors import RequestError
 
 
@@ -87,8 +88,7 @@ class LiveGeneration:
         self._masks = 0  # submitted
         self._pace_s = 0.0
         self._owner = owner
-        self._arrived: list[TokenRecord] = []
-        self._raw = bytearray()  # where log-probabilities are asked for: kept small until they are read
+        self._raw = bytearray()  # records of tokens that were not consumed: kept small until they are read
         self._error: RequestError | None = None
         self._ended = False
         self._iterated = False
@@ -110,13 +110,10 @@ class LiveGeneration:
         """It waits at another scheduler from now on."""
         self._owner = owner
 
-    def add(self, record: TokenRecord) -> None:
-        """A record has arrived; the consumer sees it after wake()."""
-        self._arrived.append(record)
-        self.tokens.append(record.token)
-
-    def add_raw(self, token: int, raw: bytes) -> None:
-        """As add, of a record with log-probabilities that is not read yet."""
+    def add(self, token: int, raw: bytes = b"") -> None:
+        """A token has arrived, `raw`: with its record, where log-probabilities are asked for; the consumer sees it after
+        wake().
+        """
         self._raw += raw
         self.tokens.append(token)
 
@@ -188,7 +185,7 @@ class LiveGeneration:
     async def _batches(self) -> AsyncIterator[list[TokenRecord]]:
         try:
             while True:
-                if self._arrived or self._raw:
+                if len(self.tokens) > self.consumed:
                     batch = self._take()
                     self.consumed = self.received
                     self._owner.consumed(self)
@@ -204,14 +201,11 @@ class LiveGeneration:
             self.cancel()
 
     def _take(self) -> list[TokenRecord]:
-        """All that has arrived; a request has records of one kind only."""
-        if self._arrived:
-            batch, self._arrived = self._arrived, []
-            return batch
-        wanted = self.request.logprobs
-        assert wanted is not None, "raw records have log-probabilities"
+        """All that has arrived."""
+        tokens, wanted = self.tokens[self.consumed :], self.request.logprobs
+        if wanted is None:
+            return [TokenRecord(token) for token in tokens]
         raw, self._raw = self._raw, bytearray()
-        tokens = self.tokens[self.consumed :]
         return [token_record(token, one, wanted) for token, one in zip(tokens, read_records(raw), strict=True)]
 
     async def __aenter__(self) -> Self:

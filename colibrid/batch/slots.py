@@ -78,7 +78,7 @@ class SlotTable(Generic[Owner]):
     @property
     def busy(self) -> int:
         """Slots that are not free."""
-        return sum(slot.state is not SlotState.FREE for slot in self._slots)
+        return len(self._slots) - [slot.owner for slot in self._slots].count(None)
 
     @property
     def run_tokens(self) -> int:
@@ -90,7 +90,7 @@ class SlotTable(Generic[Owner]):
         if not 0 <= index < len(self._slots):
             return None
         slot = self._slots[index]
-        return slot if slot.state is not SlotState.FREE and slot.generation == generation else None
+        return slot if slot.generation == generation and slot.owner is not None else None
 
     def reserve(self, index: int, generation: int, owner: Owner, memory: SlotMemory) -> None:
         """FREE to RESERVED. The generation must be the next one."""

@@ -184,7 +184,8 @@ class Choices:
     async def each(self, work: Callable[[Choice], Awaitable[None]]) -> None:
         """Runs `work` on all choices at once; the first error ends them all."""
         if len(self.all) == 1:
-            await work(self.all[0])
+            # As a task: each wake-up of it would come through all the coroutines that wait for the answer.
+            await asyncio.ensure_future(work(self.all[0]))
             return
         tasks = [asyncio.ensure_future(work(choice)) for choice in self.all]
         try:

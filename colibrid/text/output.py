@@ -30,6 +30,7 @@ class OutputText:
     def __init__(self, tokenizer: Tokenizer, options: OutputOptions) -> None:
         self._silent = frozenset[int]() if options.include_stop else options.stop_token_ids  # ids without text
         self._min_tokens = options.min_tokens
+        self._stops = bool(options.stops)
         self._detokenizer = detokenizer(
             tokenizer, skip_special_tokens=options.skip_special_tokens, shown=options.shown_special_ids
         )
@@ -49,7 +50,7 @@ class OutputText:
             return ""
         piece = self._detokenizer.push(token)
         self.chars += len(piece)
-        return self._matcher.push(piece, armed=self.tokens >= self._min_tokens)
+        return self._matcher.push(piece, armed=self.tokens >= self._min_tokens) if self._stops else piece
 
     def finish(self) -> str:
         """The rest of the text. Call once, when no more ids come."""

@@ -55,8 +55,8 @@ def generation(owner: Owner) -> LiveGeneration:
 
 async def test_records_come_in_the_lists_in_which_they_arrived(generation: LiveGeneration, owner: Owner) -> None:
     """Everything that has arrived is one list; lists are never empty; reading is reported."""
-    generation.add(TokenRecord(1))
-    generation.add(TokenRecord(2))
+    generation.add(1)
+    generation.add(2)
     batches = aiter(generation)
     assert await anext(batches) == [TokenRecord(1), TokenRecord(2)]
     assert owner.consumed_up_to == 2
@@ -65,7 +65,7 @@ async def test_records_come_in_the_lists_in_which_they_arrived(generation: LiveG
     generation.wake()  # a false alarm yields nothing
     await asyncio.sleep(0)
     assert not waiting.done()
-    generation.add(TokenRecord(3))
+    generation.add(3)
     generation.finish(RESULT)
     assert await waiting == [TokenRecord(3)]
     with pytest.raises(StopAsyncIteration):
@@ -76,7 +76,7 @@ async def test_records_come_in_the_lists_in_which_they_arrived(generation: LiveG
 
 async def test_an_error_comes_after_what_has_arrived(generation: LiveGeneration) -> None:
     """Tokens before a fault are delivered, then the fault is raised, and there is no result."""
-    generation.add(TokenRecord(1))
+    generation.add(1)
     generation.fail(EngineFaultError("the engine died"))
     batches = aiter(generation)
     assert await anext(batches) == [TokenRecord(1)]
@@ -87,7 +87,7 @@ async def test_an_error_comes_after_what_has_arrived(generation: LiveGeneration)
 
 async def test_breaking_out_cancels(generation: LiveGeneration, owner: Owner) -> None:
     """A consumer that leaves its loop releases the slot."""
-    generation.add(TokenRecord(1))
+    generation.add(1)
     async for _ in generation:
         break
     await asyncio.sleep(0.01)  # the loop closes abandoned generators
@@ -96,7 +96,7 @@ async def test_breaking_out_cancels(generation: LiveGeneration, owner: Owner) ->
 
 async def test_an_exception_in_the_loop_cancels(generation: LiveGeneration, owner: Owner) -> None:
     """A consumer that fails releases the slot when it leaves the block."""
-    generation.add(TokenRecord(1))
+    generation.add(1)
 
     async def consume() -> None:
         async with generation:
@@ -167,7 +167,7 @@ def test_masks_are_for_one_position_after_another(owner: Owner) -> None:
     generation.submit_mask(1, b"b")
     with pytest.raises(ValueError, match="after 2 masks, 0 tokens"):
         generation.submit_mask(2, b"x")
-    generation.add(TokenRecord(1))
+    generation.add(1)
     generation.submit_mask(2, b"c")
     generation.cancel()
     generation.submit_mask(3, b"x")
