@@ -105,7 +105,7 @@ class FakeChannel:
         self.commands.extend(commands)
         return True
 
-    def pop(self) -> list[Event]:
+    def pop_fields(self) -> list[Event]:
         found, self.events = self.events, []
         return found
 

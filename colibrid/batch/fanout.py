@@ -18,6 +18,7 @@ from colibrid.batch.request import ExpertUsage, FinishReason, GenerateResult, Sw
 from colibrid.batch.slots import Slot, SlotState
 from colibrid.batch.translate import fault, token_record
 from colibrid.engine import abi
+from colibrid.engine.channel import Event
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from colibrid.batch.generation import LiveGeneration
     from colibrid.batch.interfaces import EngineInfo
     from colibrid.batch.placer import Placer
-    from colibrid.engine.channel import DaemonChannel, Event
+    from colibrid.engine.channel import DaemonChannel, Fields
     from colibrid.engine.supervisor import EngineSession
     from colibrid.errors import RequestError
 
@@ -89,20 +90,21 @@ class FanOut:
         touched: dict[int, LiveGeneration] = {}
         channel, find = session.channel, self._placer.slots.find
         self._gaps.begin_turn(time.monotonic())
-        for event in channel.pop():
-            slot = find(event.slot, event.generation)
-            if slot is None and event.slot == _NO_SLOT:
+        for fields in channel.pop_fields():
+            kind, index, number, _, _, _, _, _ = fields
+            slot = find(index, number)
+            if slot is None and index == _NO_SLOT:
                 self._placer.forget()  # experts were replaced: what is held was computed by those before
                 continue
             if slot is None or slot.state is _RESERVED:
-                self._log.warning("stale_event", kind=event.kind, slot=event.slot, generation=event.generation)
+                self._log.warning("stale_event", kind=kind, slot=index, generation=number)
                 continue
             assert slot.owner is not None, "a slot that is found has an owner"
-            touched[slot.index] = slot.owner
-            if event.kind == _TOKEN:
-                self._on_token(channel, slot, slot.owner, event)
+            touched[index] = slot.owner
+            if kind == _TOKEN:
+                self._on_token(channel, slot, slot.owner, fields)
             else:
-                self._on_event(channel, slot, slot.owner, event)
+                self._on_event(channel, slot, slot.owner, Event._make(fields))
         self._gaps.end_turn()
         self._wake(touched.values())
 
@@ -123,20 +125,21 @@ class FanOut:
         self._wake(())
 
     def _on_token(
-        self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
+        self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, fields: Fields
     ) -> None:
         """Most events are of this kind."""
-        if event.position == 0:
+        _, _, _, record, position, token, flags, _ = fields
+        if position == 0:
             self._on_prompt(channel, slot, generation)
             self._measures.first_token_s.add(generation.clock.waited)
         if slot.state is not _CLOSING:  # else it was cancelled, and only its slot is of interest
             self._gaps.token(generation)
             if generation.request.logprobs is None:
-                generation.tokens.append(event.token)  # as add(), without the call
+                generation.tokens.append(token)  # as add(), without the call
             else:
-                generation.add(event.token, channel.raw_record(slot.index, event.record))
-        if event.flags:
-            self._on_end(channel, slot, generation, event)
+                generation.add(token, channel.raw_record(slot.index, record))
+        if flags:
+            self._on_end(channel, slot, generation, Event._make(fields))
 
     def _on_event(
         self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, event: Event
