@@ -32,6 +32,10 @@ class LaneOwner(Protocol):
         """The lane could serve more than waits there."""
         ...
 
+    def lane_changed(self, lane: Lane) -> None:
+        """It may have free slots now, or something has to wait there."""
+        ...
+
     def hand_over(self, lane: Lane) -> None:
         """The lane's engine is gone."""
         ...
@@ -48,7 +52,7 @@ class Lane:
         self._owner = owner
         self._listener: EngineListener | None = None
         self.scheduler = scheduler_of(self, index)
-        self.scheduler.when_changed(lambda: owner.take_work(self))
+        self.scheduler.when_changed(lambda: owner.lane_changed(self))
 
     # ------------------------------------------------ supervisor to scheduler
 

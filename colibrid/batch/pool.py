@@ -157,6 +157,14 @@ class EnginePool:
 
     # ------------------------------------------------------------- take over
 
+    def lane_changed(self, lane: Lane) -> None:
+        """A lane with free slots takes work; of one where something waits, as for memory, those take it that do nothing."""
+        self.take_work(lane)
+        if lane.queued:
+            for other in self.lanes:
+                if other is not lane and other.load == 0:
+                    self.take_work(other)
+
     def take_work(self, lane: Lane) -> None:
         """Give a lane with free slots what has waited longest where most waits."""
         others = [one for one in self.lanes if one is not lane]

@@ -355,13 +355,13 @@ class Scheduler:
         assert self._info.memory is not None, "an engine that is ready has a memory plan"
         loop = asyncio.get_running_loop()
         plan = self._placer.plan(self._info.memory.kv_tokens)
-        if not plan:
-            return
-        if self._placer.execute(self._session.channel, plan, loop.time()):
+        if plan and self._placer.execute(self._session.channel, plan, loop.time()):
             self._session.wake()
             self._tally.pushes += 1
-        else:
+        elif plan:
             self._pump_handle = loop.call_later(_RETRY_PUSH_S, self._pump)
+        if self._placer.queue.choices:
+            self._changed()
 
     def cancelled(self, generation: LiveGeneration) -> None:
         """A consumer wants no more: take it from the queue, or close its slot."""
@@ -445,7 +445,7 @@ class Scheduler:
     # ------------------------------------------------------- between engines
 
     def when_changed(self, call: Callable[[], None]) -> None:
-        """After events of the engine, which may have freed slots."""
+        """After events of the engine, which may have freed slots, and when something has to wait."""
         self._changed = call
 
     def release(self, group: Group) -> None:

@@ -157,11 +157,21 @@ async def test_an_engine_that_comes_back_takes_what_waits(two: Rig) -> None:
 
 async def test_free_slots_are_filled_from_the_longest_queue(two: Rig) -> None:
     """A lane that has finished its own work helps the others."""
+    short = two.pool.lanes[1].scheduler.submit(make_request(max_tokens=1))
     long = [two.pool.lanes[0].scheduler.submit(make_request(max_tokens=60, seed=seed)) for seed in range(SLOTS + 3)]
     await settle()
-    assert two.queued == [3, 0]
-    short = two.pool.submit(make_request(max_tokens=1))
+    assert (two.running, two.queued) == ([SLOTS, 1], [3, 0])
     await two.serve(short)
+    await settle()
+    assert (two.running, two.queued) == ([SLOTS, 3], [0, 0])
+    for generation in long:
+        generation.cancel()
+    await two.step(2)
+
+
+async def test_an_engine_with_nothing_to_do_takes_what_has_to_wait(two: Rig) -> None:
+    """Without waiting for an event of its own: there is none while it is idle."""
+    long = [two.pool.lanes[0].scheduler.submit(make_request(max_tokens=60, seed=seed)) for seed in range(SLOTS + 3)]
     await settle()
     assert (two.running, two.queued) == ([SLOTS, 3], [0, 0])
     for generation in long:
