@@ -218,7 +218,7 @@ def test_hangup_reloads(model: str, tmp_path: Path, capsys: pytest.CaptureFixtur
         assert (status, answer["usage"]["completion_tokens"]) == (200, 4)
 
         capsys.readouterr()
-        config.write_text(config.read_text().replace("4", "6"))
+        config.write_text(config.read_text().replace("default: 4", "default: 6"))
         assert front.run(["config", "reload", "--admin-socket", admin]) == 0
         assert capsys.readouterr().out == ("changed: limits.max_tokens_default\nafter a restart only: batch.slots\n")
         config.write_text("limits: {queue: x}\n")
