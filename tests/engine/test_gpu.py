@@ -103,7 +103,7 @@ def test_kv_is_fp16_on_a_gpu(manifest: Manifest) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "backend", "text"),
-    [("fp32", "cuda", "convert it with --dtype bf16"), ("auto", "cpu", "convert --backend cuda")],
+    [("fp32", "cuda", "convert the model with --dtype bf16"), ("auto", "cpu", "convert --backend cuda")],
 )
 def test_what_the_kernels_cannot_read_is_refused(library: Library, dtype: str, backend: str, text: str) -> None:
     """fp32 weights and packs for another processor are refused with the command that helps."""
