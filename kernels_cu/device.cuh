@@ -136,4 +136,16 @@ CLB_DEVICE float clb_row_scale(const float* sumsq, uint32_t count, uint32_t cols
   return clb_scale_of(clb_row_squares(sumsq, count), cols, epsilon);
 }
 
+/* The sums of a warp's tiles, before the first product. */
+template <uint32_t MATRICES, uint32_t STEPS>
+CLB_DEVICE void clb_clear(float (&sum)[MATRICES][STEPS][4]) {
+#pragma unroll
+  for (uint32_t m = 0u; m < MATRICES; m++)
+#pragma unroll
+    for (uint32_t s = 0u; s < STEPS; s++)
+#pragma unroll
+      for (uint32_t i = 0u; i < 4u; i++)
+        sum[m][s][i] = 0.0f;
+}
+
 #endif /* CLB_DEVICE_CUH */

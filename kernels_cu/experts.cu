@@ -29,41 +29,6 @@ struct gate_up_shared {
   float scale[MOST_ROWS];
 };
 
-/* A unit. Units are dealt round to the blocks: first the row tiles of the shared expert, then those of each item. */
-struct gate_up_unit {
-  uint32_t item; /* NONE: the shared expert */
-  uint32_t row_tile;
-
-  __device__ __forceinline__ explicit gate_up_unit(const clb_expert_gate_up_args& a) : item(CLB_NONE) {
-    row_tile = blockIdx.x;
-    leave_shared(a);
-  }
-
-  __device__ __forceinline__ void leave_shared(const clb_expert_gate_up_args& a) {
-    const uint32_t shared_tiles = a.shared_width / CLB_TILE;
-    const uint32_t tiles = a.width / CLB_TILE;
-    if (row_tile < shared_tiles) return;
-    item = (tiles > 0u) ? (row_tile - shared_tiles) / tiles : CLB_NONE - 1u;
-    row_tile = row_tile - shared_tiles - item * tiles;
-  }
-
-  __device__ __forceinline__ bool in(uint32_t items) const { return item == CLB_NONE || item < items; }
-
-  /* items, tiles: gridDim.x = items * row tiles of an item + tiles. */
-  __device__ __forceinline__ void advance(const clb_expert_gate_up_args& a, uint32_t items, uint32_t tiles) {
-    if (item == CLB_NONE) {
-      row_tile += gridDim.x;
-      leave_shared(a);
-      return;
-    }
-    item += items;
-    row_tile += tiles;
-    if (row_tile < a.width / CLB_TILE) return;
-    row_tile -= a.width / CLB_TILE;
-    item++;
-  }
-};
-
 template <uint32_t MOST_ROWS, uint32_t PASS_ROWS>
 struct gate_up_source {
   const clb_expert_gate_up_args& a;

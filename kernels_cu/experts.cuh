@@ -1,5 +1,6 @@
 /*
- * experts.cuh: which rows each expert has, for the few-row kernels of experts.cu and expert_down.cu. Device code only.
+ * experts.cuh: which rows each expert has, and the units of gate and up, for the few-row kernels of experts. Device
+ * code only.
  *
  * No permutation pass: every block finds the rows of each expert from the (T, K) indices. An expert in use is an item;
  * items are numbered by rising expert, and the places (t * K + rank) of an item are in a row, by rising t.
@@ -220,5 +221,41 @@ CLB_DEVICE void clb_multiply_pair(clb_pair_ring<STAGES>& ring, Source& source, u
 }
 
 CLB_DEVICE uint32_t clb_passes_of(uint32_t rows, uint32_t pass_rows) { return (rows + pass_rows - 1u) / pass_rows; }
+
+/* A unit of gate and up. Units are dealt round to the blocks: first the row tiles of the shared expert, then those of
+ * each item. */
+struct gate_up_unit {
+  uint32_t item; /* NONE: the shared expert */
+  uint32_t row_tile;
+
+  __device__ __forceinline__ explicit gate_up_unit(const clb_expert_gate_up_args& a) : item(CLB_NONE) {
+    row_tile = blockIdx.x;
+    leave_shared(a);
+  }
+
+  __device__ __forceinline__ void leave_shared(const clb_expert_gate_up_args& a) {
+    const uint32_t shared_tiles = a.shared_width / CLB_TILE;
+    const uint32_t tiles = a.width / CLB_TILE;
+    if (row_tile < shared_tiles) return;
+    item = (tiles > 0u) ? (row_tile - shared_tiles) / tiles : CLB_NONE - 1u;
+    row_tile = row_tile - shared_tiles - item * tiles;
+  }
+
+  __device__ __forceinline__ bool in(uint32_t items) const { return item == CLB_NONE || item < items; }
+
+  /* items, tiles: gridDim.x = items * row tiles of an item + tiles. */
+  __device__ __forceinline__ void advance(const clb_expert_gate_up_args& a, uint32_t items, uint32_t tiles) {
+    if (item == CLB_NONE) {
+      row_tile += gridDim.x;
+      leave_shared(a);
+      return;
+    }
+    item += items;
+    row_tile += tiles;
+    if (row_tile < a.width / CLB_TILE) return;
+    row_tile -= a.width / CLB_TILE;
+    item++;
+  }
+};
 
 #endif /* CLB_EXPERTS_CUH */

@@ -120,13 +120,7 @@ CLB_DEVICE void clb_multiply(clb_ring<MATRICES, STAGES>& ring, Source& source, c
                              const uint32_t* input, const uint32_t (&offsets)[STEPS], clb_chunk<STEPS>& chunk,
                              float (&sum)[MATRICES][STEPS][4]) {
   constexpr uint32_t TILES = clb_chunk<STEPS>::TILES;
-#pragma unroll
-  for (uint32_t m = 0u; m < MATRICES; m++)
-#pragma unroll
-    for (uint32_t s = 0u; s < STEPS; s++)
-#pragma unroll
-      for (uint32_t i = 0u; i < 4u; i++)
-        sum[m][s][i] = 0.0f;
+  clb_clear(sum);
 #pragma unroll 1
   for (uint32_t tile = slice.begin; tile < slice.end; tile += TILES) {
     clb_chunk<STEPS> next;

@@ -25,41 +25,6 @@ struct gate_up_shared {
   uint32_t tile_step;
 };
 
-/* A unit. Units are dealt round to the blocks: first the row tiles of the shared expert, then those of each item. */
-struct gate_up_unit {
-  uint32_t item; /* NONE: the shared expert */
-  uint32_t row_tile;
-
-  __device__ __forceinline__ explicit gate_up_unit(const clb_expert_gate_up_args& a) : item(CLB_NONE) {
-    row_tile = blockIdx.x;
-    leave_shared(a);
-  }
-
-  __device__ __forceinline__ void leave_shared(const clb_expert_gate_up_args& a) {
-    const uint32_t shared_tiles = a.shared_width / CLB_TILE;
-    const uint32_t tiles = a.width / CLB_TILE;
-    if (row_tile < shared_tiles) return;
-    item = (tiles > 0u) ? (row_tile - shared_tiles) / tiles : CLB_NONE - 1u;
-    row_tile = row_tile - shared_tiles - item * tiles;
-  }
-
-  __device__ __forceinline__ bool in(uint32_t items) const { return item == CLB_NONE || item < items; }
-
-  template <class Shared>
-  __device__ __forceinline__ void advance(const clb_expert_gate_up_args& a, const Shared& shared) {
-    if (item == CLB_NONE) {
-      row_tile += gridDim.x;
-      leave_shared(a);
-      return;
-    }
-    item += shared.item_step;
-    row_tile += shared.tile_step;
-    if (row_tile < a.width / CLB_TILE) return;
-    row_tile -= a.width / CLB_TILE;
-    item++;
-  }
-};
-
 template <uint32_t MOST_ROWS, uint32_t PASS_ROWS>
 struct gate_up_source : clb_quant_stream<2u, false> {
   const clb_expert_gate_up_args& a;
@@ -94,7 +59,7 @@ struct gate_up_source : clb_quant_stream<2u, false> {
       point(1u, pack, shared.up[expert], tiles, next.row_tile, slice.begin);
       begin(pack, slice.begin, length);
       if (PASS_ROWS < MOST_ROWS && length > 0u) passes = max(clb_passes_of(rows, PASS_ROWS), 1u) - 1u;
-      next.advance(a, shared);
+      next.advance(a, shared.item_step, shared.tile_step);
     }
     return true;
   }
@@ -238,7 +203,7 @@ CLB_DEVICE void gate_up(const clb_expert_gate_up_args& a) {
   }
   uint32_t parity = 0u;
 #pragma unroll 1
-  for (gate_up_unit unit(a); unit.in(source.items); unit.advance(a, shared)) {
+  for (gate_up_unit unit(a); unit.in(source.items); unit.advance(a, shared.item_step, shared.tile_step)) {
     const gate_up_rows who(shared, a.expert_count, unit.item, count);
     const uint32_t kind = CLB_FORMAT_KIND(who.format);
     if (kind == CLB_KIND_INT4) {

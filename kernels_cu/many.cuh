@@ -274,17 +274,6 @@ CLB_DEVICE const unsigned char* clb_many_values(const clb_many_matrix& from, uin
          (uint64_t)from.tile * clb_many_pieces(across, format) * MANY_PIECE;
 }
 
-template <uint32_t R, uint32_t STEPS>
-CLB_DEVICE void clb_many_clear(float (&sum)[R][STEPS][4]) {
-#pragma unroll
-  for (uint32_t r = 0u; r < R; r++)
-#pragma unroll
-    for (uint32_t s = 0u; s < STEPS; s++)
-#pragma unroll
-      for (uint32_t i = 0u; i < 4u; i++)
-        sum[r][s][i] = 0.0f;
-}
-
 #if CLB_WIDE
 
 static_assert(MANY_STAGES * MANY_STAGE_BYTES + 1024u == CLB_MANY_WIDE_SHARED, "abi.h says what the host reserves");
@@ -421,7 +410,7 @@ template <class Weights, uint32_t R, uint32_t STEPS>
 CLB_DEVICE void clb_many_multiply(clb_many_stage& stage, const Weights& weights, uint32_t across,
                                   float (&sum)[R][STEPS][4]) {
   clb_many_stage before = stage;
-  clb_many_clear(sum);
+  clb_clear(sum);
   clb_many_hold(sum);
 #pragma unroll 1
   for (uint32_t left = across; left >= MANY_COLS; left -= MANY_COLS) {
@@ -564,7 +553,7 @@ template <class Weights>
 CLB_DEVICE void clb_many_multiply(uint32_t base, const clb_many_operands& from, const Weights& weights, uint32_t across,
                                   float (&sum)[2][MANY_STEPS][4]) {
   const uint32_t stages = (across + MANY_COLS - 1u) / MANY_COLS;
-  clb_many_clear(sum);
+  clb_clear(sum);
 #pragma unroll
   for (uint32_t i = 0u; i < MANY_STAGES - 1u; i++) {
     if (i < stages) clb_many_copy(from, base + i * MANY_STAGE_BYTES, i * MANY_COLS, across);

@@ -187,17 +187,6 @@ struct clb_quant_part {
   uint32_t tiles; /* column tiles that the rows have from there on; what is padded is 0 */
 };
 
-template <uint32_t MATRICES, uint32_t STEPS>
-CLB_DEVICE void clb_clear(float (&sum)[MATRICES][STEPS][4]) {
-#pragma unroll
-  for (uint32_t m = 0u; m < MATRICES; m++)
-#pragma unroll
-    for (uint32_t s = 0u; s < STEPS; s++)
-#pragma unroll
-      for (uint32_t i = 0u; i < 4u; i++)
-        sum[m][s][i] = 0.0f;
-}
-
 /* sum += scale * part; part = 0. */
 template <class K, uint32_t MATRICES, uint32_t STEPS>
 CLB_DEVICE void clb_end_group(const uint2 (&scales)[MATRICES], uint32_t group, float (&part)[MATRICES][STEPS][4],

@@ -32,4 +32,19 @@ static inline void clb_lanes16_store_some(clb_lanes16 lanes, size_t count, float
   (void)memcpy(values, part, count * sizeof(float));
 }
 
+/* Of a tile that may be the last one: `rows` are left. */
+static inline void clb_lanes16_store_rows(clb_lanes16 values, size_t rows, float* output) {
+  if (rows >= CLB_LANES16) {
+    clb_lanes16_store(values, output);
+  } else {
+    clb_lanes16_store_some(values, rows, output);
+  }
+}
+
+static inline clb_lanes16 clb_lanes16_load_rows(const float* values, size_t rows) {
+  return rows >= CLB_LANES16 ? clb_lanes16_load(values) : clb_lanes16_load_some(values, rows);
+}
+
+static inline size_t clb_smaller(size_t a, size_t b) { return a < b ? a : b; }
+
 #endif /* CLB_CPU_LANES16_H */

@@ -195,21 +195,6 @@ static void take_tokens(chunk* work, const float* input, const uint32_t* inputs,
   }
 }
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
-/* Of a tile that may be the last one: `rows` are left. */
-static inline void store_rows(clb_lanes16 values, size_t rows, float* output) {
-  if (rows >= ROWS) {
-    clb_lanes16_store(values, output);
-  } else {
-    clb_lanes16_store_some(values, rows, output);
-  }
-}
-
-static inline clb_lanes16 load_rows(const float* values, size_t rows) {
-  return rows >= ROWS ? clb_lanes16_load(values) : clb_lanes16_load_some(values, rows);
-}
-
 static void linear(const clb_linear_args* args) {
   chunk work;
   work.cols = args->cols;
@@ -217,7 +202,7 @@ static void linear(const clb_linear_args* args) {
   for (size_t first = 0; first < args->tokens; first += PANEL) {
     take_tokens(&work, args->input, args->inputs, args->input_stride, first, args->tokens);
     for (size_t row = args->row_begin; row < args->row_end; row += CHUNK * ROWS) {
-      work.count = smaller(CHUNK, (args->row_end - row + ROWS - 1) / ROWS);
+      work.count = clb_smaller(CHUNK, (args->row_end - row + ROWS - 1) / ROWS);
       for (size_t n = 0; n < work.count; ++n) {
         take_tile(&work, n, &args->weights, row + n * ROWS);
       }
@@ -225,11 +210,12 @@ static void linear(const clb_linear_args* args) {
       for (size_t n = 0; n < work.count; ++n) {
         const size_t at = row + n * ROWS;
         const size_t rows = args->row_end - at;
-        const clb_lanes16 bias = args->bias == NULL ? clb_lanes16_spread(0.0f) : load_rows(args->bias + at, rows);
+        const clb_lanes16 bias =
+            args->bias == NULL ? clb_lanes16_spread(0.0f) : clb_lanes16_load_rows(args->bias + at, rows);
         for (size_t t = 0; t < work.tokens; ++t) {
           const size_t place = args->outputs == NULL ? first + t : args->outputs[first + t];
-          store_rows(clb_lanes16_add(results(&work)[n][t], bias), rows,
-                     args->output + place * args->output_stride + at);
+          clb_lanes16_store_rows(clb_lanes16_add(results(&work)[n][t], bias), rows,
+                                 args->output + place * args->output_stride + at);
         }
       }
     }
@@ -244,7 +230,7 @@ static void gate_up(const clb_gated_linear_args* args) {
   for (size_t first = 0; first < args->tokens; first += PANEL) {
     take_tokens(&work, args->input, args->inputs, args->input_stride, first, args->tokens);
     for (size_t row = args->row_begin; row < args->row_end; row += HALF * ROWS) {
-      const size_t count = smaller(HALF, (args->row_end - row + ROWS - 1) / ROWS);
+      const size_t count = clb_smaller(HALF, (args->row_end - row + ROWS - 1) / ROWS);
       work.count = 2 * count;
       for (size_t n = 0; n < count; ++n) { /* side by side, so that a pair of tiles is a tile of each */
         take_tile(&work, 2 * n, &args->gate, row + n * ROWS);
@@ -254,8 +240,8 @@ static void gate_up(const clb_gated_linear_args* args) {
       for (size_t n = 0; n < count; ++n) {
         const size_t at = row + n * ROWS;
         for (size_t t = 0; t < work.tokens; ++t) {
-          store_rows(clb_lanes16_silu_times(results(&work)[2 * n][t], results(&work)[2 * n + 1][t]), args->row_end - at,
-                     args->output + (first + t) * args->output_stride + at);
+          clb_lanes16_store_rows(clb_lanes16_silu_times(results(&work)[2 * n][t], results(&work)[2 * n + 1][t]),
+                                 args->row_end - at, args->output + (first + t) * args->output_stride + at);
         }
       }
     }

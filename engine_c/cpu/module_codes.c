@@ -254,28 +254,13 @@ static void take_tokens(patch* work, const unsigned char* codes, const uint32_t*
   }
 }
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
-/* Of a tile that may be the last one: `rows` are left. */
-static inline void store_rows(clb_lanes16 values, size_t rows, float* output) {
-  if (rows >= ROWS) {
-    clb_lanes16_store(values, output);
-  } else {
-    clb_lanes16_store_some(values, rows, output);
-  }
-}
-
-static inline clb_lanes16 load_rows(const float* values, size_t rows) {
-  return rows >= ROWS ? clb_lanes16_load(values) : clb_lanes16_load_some(values, rows);
-}
-
 static void linear(const clb_linear_args* args) {
   patch work;
   set_up(&work, &args->weights, args->cols);
   const size_t groups = groups_of(args->tokens);
   const size_t step = CLB_DOTS16_TILES((args->tokens + groups - 1) / groups);
   for (size_t row = args->row_begin; row < args->row_end; row += step * ROWS) {
-    const size_t count = smaller(step, (args->row_end - row + ROWS - 1) / ROWS);
+    const size_t count = clb_smaller(step, (args->row_end - row + ROWS - 1) / ROWS);
     for (size_t n = 0; n < count; ++n) {
       work.tiles[n] = tile_of(&args->weights, row + n * ROWS, args->cols);
     }
@@ -287,10 +272,12 @@ static void linear(const clb_linear_args* args) {
       for (size_t n = 0; n < count; ++n) {
         const size_t at = row + n * ROWS;
         const size_t rows = args->row_end - at;
-        const clb_lanes16 bias = args->bias == NULL ? clb_lanes16_spread(0.0f) : load_rows(args->bias + at, rows);
+        const clb_lanes16 bias =
+            args->bias == NULL ? clb_lanes16_spread(0.0f) : clb_lanes16_load_rows(args->bias + at, rows);
         for (size_t t = 0; t < tokens; ++t) {
           const size_t place = args->outputs == NULL ? first + t : args->outputs[first + t];
-          store_rows(clb_lanes16_add(work.sums[n][t], bias), rows, args->output + place * args->output_stride + at);
+          clb_lanes16_store_rows(clb_lanes16_add(work.sums[n][t], bias), rows,
+                                 args->output + place * args->output_stride + at);
         }
       }
     }
@@ -304,7 +291,7 @@ static void gate_up(const clb_gated_linear_args* args) {
   const size_t step = CLB_DOTS16_TILES((args->tokens + groups - 1) / groups);
   const size_t half = step == 1 ? 1 : step / 2;
   for (size_t row = args->row_begin; row < args->row_end; row += half * ROWS) {
-    const size_t count = smaller(half, (args->row_end - row + ROWS - 1) / ROWS);
+    const size_t count = clb_smaller(half, (args->row_end - row + ROWS - 1) / ROWS);
     for (size_t n = 0; n < count; ++n) {
       work.tiles[2 * n] = tile_of(&args->gate, row + n * ROWS, args->cols);
       work.tiles[2 * n + 1] = tile_of(&args->up, row + n * ROWS, args->cols);
@@ -317,8 +304,8 @@ static void gate_up(const clb_gated_linear_args* args) {
       for (size_t n = 0; n < count; ++n) {
         const size_t at = row + n * ROWS;
         for (size_t t = 0; t < tokens; ++t) {
-          store_rows(clb_lanes16_silu_times(work.sums[2 * n][t], work.sums[2 * n + 1][t]), args->row_end - at,
-                     args->output + (first + t) * args->output_stride + at);
+          clb_lanes16_store_rows(clb_lanes16_silu_times(work.sums[2 * n][t], work.sums[2 * n + 1][t]),
+                                 args->row_end - at, args->output + (first + t) * args->output_stride + at);
         }
       }
     }
