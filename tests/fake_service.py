@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from fake_engine import ROW, SLOTS, VOCAB
@@ -49,3 +50,16 @@ def make_scheduler(engine: Engine, *, queue: int = 8, info: EngineInfo = INFO, *
         experts=sections.get("experts", ExpertsSettings()),
         measures=Measures(ExpertLoad(LAYER_SIZES, ROW, INFO.max_seq_len)),
     )
+
+
+def call_on(loop: asyncio.AbstractEventLoop, turns: int, function: object, *arguments: object) -> object:
+    """Call on the loop, then let everything that is due run: so many turns of it."""
+
+    async def run() -> object:
+        assert callable(function)
+        result = function(*arguments)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return result
+
+    return loop.run_until_complete(run())

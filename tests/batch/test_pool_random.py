@@ -6,7 +6,7 @@ import asyncio
 
 from fake_client import Client
 from fake_engine import KV_TOKENS, SLOTS, VOCAB, FakeEngine, expected_tokens
-from fake_service import make_request, make_scheduler
+from fake_service import call_on, make_request, make_scheduler
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -35,16 +35,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.call(engine.become_ready)
 
     def call(self, function: object, *arguments: object) -> object:
-        """Call on the loop, then let everything that is due run."""
-
-        async def run() -> object:
-            assert callable(function)
-            result = function(*arguments)
-            for _ in range(8):
-                await asyncio.sleep(0)
-            return result
-
-        return self.loop.run_until_complete(run())
+        return call_on(self.loop, 8, function, *arguments)
 
     def those(self, data: st.DataObject, *, ready: bool) -> FakeEngine:
         picked = data.draw(st.sampled_from([one for one in self.engines if self.is_ready(one) == ready]))

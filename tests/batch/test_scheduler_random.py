@@ -6,13 +6,14 @@ import asyncio
 import time
 from typing import Any
 
+import msgspec
 from fake_client import Client
 from fake_engine import KV_TOKENS, ROW, SLOTS, TENANT_SEEDS, VOCAB, FakeEngine, expected_tokens
+from fake_service import INFO, call_on
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from colibrid.batch.interfaces import EngineInfo
 from colibrid.batch.measures import ExpertLoad, Measures
 from colibrid.batch.plan import reserved_tokens
 from colibrid.batch.request import ExpertPolicy, GenerateRequest, Sampling
@@ -33,20 +34,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.engine = FakeEngine()
         self.clients: list[Client] = []
-        info = EngineInfo(
-            model_id="fake",
-            family="Fake",
-            vocab_size=VOCAB,
-            max_seq_len=1000,
-            slots=SLOTS,
-            experts_per_token=4,
-            experts_most=4,
-            batch_dependent=False,
-            hidden=8,
-            device="cpu",
-            fingerprint="fp_0",
-            output_is_prompt=True,
-        )
+        info = msgspec.structs.replace(INFO, output_is_prompt=True)
 
         async def make() -> Scheduler:
             return Scheduler(
@@ -63,16 +51,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.call(self.engine.become_ready)
 
     def call(self, function: object, *arguments: object) -> object:
-        """Call on the loop, then let everything that is due run."""
-
-        async def run() -> object:
-            assert callable(function)
-            result = function(*arguments)
-            for _ in range(6):
-                await asyncio.sleep(0)
-            return result
-
-        return self.loop.run_until_complete(run())
+        return call_on(self.loop, 6, function, *arguments)
 
     @rule(
         base=st.sampled_from([(), *BASES]),
