@@ -160,7 +160,7 @@ class EnginePool:
     def lane_changed(self, lane: Lane) -> None:
         """A lane with free slots takes work; of one where something waits, as for memory, those take it that do nothing."""
         self.take_work(lane)
-        if lane.queued:
+        if lane.first_waiting() is not None:
             for other in self.lanes:
                 if other is not lane and other.load == 0:
                     self.take_work(other)

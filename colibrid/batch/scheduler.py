@@ -360,7 +360,7 @@ class Scheduler:
             self._tally.pushes += 1
         elif plan:
             self._pump_handle = loop.call_later(_RETRY_PUSH_S, self._pump)
-        if self._placer.queue.choices:
+        if self._placer.queue:
             self._changed()
 
     def cancelled(self, generation: LiveGeneration) -> None:
