@@ -21,7 +21,7 @@ CUT_S = 30.0  # the daemon's own patience with a reader that takes nothing
 EACH_KIB = 64
 BASE_REQUESTS = 60
 GONE = 499  # in the log
-LARGE = LONG | {"max_tokens": 600}  # some 120 KB: more than sockets and daemon hold for a client
+LARGE = LONG | {"logprobs": 5}  # some 900 KB: more than sockets and daemon hold for a client
 
 
 class Trickle:
