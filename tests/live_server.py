@@ -12,7 +12,8 @@ import msgspec
 from colibrid.batch.service import make_service
 from colibrid.config.settings import Settings
 from colibrid.http.server import start_server
-from colibrid.http.state import AppState, load_text
+from colibrid.http.state import AppState
+from colibrid.text.model_text import load_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -19,10 +19,11 @@ ALLOWED: dict[str, set[str]] = {
     "ops": VALUES,
     "engine": VALUES | {"config.environment", "model", "ops"},
     "batch": VALUES | {"engine", "model"},
+    "tune": VALUES | {"config", "text", "batch", "engine", "model"},
     "plugins": VALUES | {"text", "model"},
     "plugin_host": VALUES | {"plugins", "text", "model"},
     "http": VALUES | {"plugins", "plugin_host", "text", "batch", "engine", "model", "ops"},
-    "cli": VALUES | {"plugins", "plugin_host", "config", "http", "text", "batch", "engine", "model", "ops"},
+    "cli": VALUES | {"plugins", "plugin_host", "config", "http", "tune", "text", "batch", "engine", "model", "ops"},
 }
 
 
@@ -74,4 +75,6 @@ def test_rule_refuses_an_import_upwards() -> None:
     assert not allowed("engine", "colibrid.http.server")
     assert not allowed("batch", "colibrid.text.tokenizer")
     assert not allowed("text", "colibrid.config.load")
+    assert not allowed("http", "colibrid.tune.runner")
+    assert not allowed("batch", "colibrid.tune.result")
     assert allowed("http", "colibrid.batch.request")

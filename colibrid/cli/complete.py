@@ -83,7 +83,7 @@ async def _complete(settings: Settings, resolved: Resolved, library: Library, qu
         stack.push_async_callback(parts.fleet.stop)
         parts.fleet.start()
         # Imported here: meanwhile the engine process loads.
-        from colibrid.http.state import load_text  # noqa: PLC0415
+        from colibrid.text.model_text import load_text  # noqa: PLC0415
 
         text = load_text(parts.pack.path, parts.pack.manifest.text)
         stack.callback(text.tokenizer.close)

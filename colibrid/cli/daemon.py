@@ -225,8 +225,9 @@ async def _open_http(
     from colibrid.http.admin_state import AdminState  # noqa: PLC0415
     from colibrid.http.runner import run_application  # noqa: PLC0415
     from colibrid.http.server import start_server  # noqa: PLC0415
-    from colibrid.http.state import AppState, load_text  # noqa: PLC0415
+    from colibrid.http.state import AppState  # noqa: PLC0415
     from colibrid.http.tls import Tls, make_tls  # noqa: PLC0415
+    from colibrid.text.model_text import load_text  # noqa: PLC0415
 
     keys = read_access(order.settings, order.environment, order.api_keys)
     log_access(order.settings, order.environment, order.api_keys, keys)

@@ -11,11 +11,11 @@ from colibrid.cli.convert import checkpoint_folder, summary
 from colibrid.cli.models import checksum
 from colibrid.cli.options import load_settings, use_plugins
 from colibrid.cli.progress import Progress
-from colibrid.cli.texts import load_model_text, read_lines, token_ids
 from colibrid.config.environment import read_environment
 from colibrid.engine.library import Library
 from colibrid.model.checkpoint import read_json, text_files
 from colibrid.model.precision import parse_plan
+from colibrid.text.lines import load_model_text, read_lines, token_ids
 
 if TYPE_CHECKING:
     from colibrid.model.fingerprint import Dtype

@@ -11,7 +11,6 @@ import msgspec
 
 from colibrid.cli.device import settled
 from colibrid.cli.options import engine_options, load_settings, use_plugins
-from colibrid.cli.texts import read_lines
 from colibrid.cli.verify_report import details, plot, table, write_json
 from colibrid.cli.verify_trial import MAX_KL, Trial
 from colibrid.config.environment import read_environment
@@ -23,6 +22,7 @@ from colibrid.model.pack import is_pack, open_pack
 from colibrid.model.pack_model import PackModel
 from colibrid.model.source import CheckpointModel
 from colibrid.ops.logging import configure
+from colibrid.text.lines import read_lines
 
 if TYPE_CHECKING:
     from colibrid.model.forward import Weights

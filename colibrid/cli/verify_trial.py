@@ -10,23 +10,22 @@ import msgspec
 from colibrid.cli.engine_answers import answers
 from colibrid.cli.footprint import format_names
 from colibrid.cli.progress import Progress
-from colibrid.cli.texts import load_model_text, prompt_ids, token_ids
 from colibrid.cli.verify_report import Exact, Verified
 from colibrid.config.sizes import format_bytes
-from colibrid.model.cache import Resolved
 from colibrid.model.compare import Reference
 from colibrid.model.golden import golden_distance, make_golden, read_golden, write_golden
 from colibrid.model.pack import open_pack
 from colibrid.model.pack_model import PackModel
 from colibrid.model.verify import damages
+from colibrid.text.lines import load_model_text, prompt_ids, token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colibrid.cli.texts import Line
     from colibrid.config.settings import Settings
     from colibrid.engine.library import Library
     from colibrid.model.forward import Weights
+    from colibrid.text.lines import Line
     from colibrid.text.model_text import ModelText
 
 MADE_TEXTS = 4  # of token ids by rule, where no texts are given
@@ -91,7 +90,7 @@ class Trial:
             with _Bar("answering", "requests", quiet=self._quiet) as bar:
                 said = answers(
                     settings,
-                    Resolved(self._pack.path, manifest.name, converted=False),
+                    self._pack,
                     library,
                     prompts,
                     texts,

@@ -17,16 +17,14 @@ from colibrid.http.origin import Origins
 from colibrid.http.quota import Meters
 from colibrid.http.served import Served
 from colibrid.plugin_host import Plugins
-from colibrid.text.model_text import ModelText
 from colibrid.text.structured_masks import StructuredOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from colibrid.batch.interfaces import GenerationService
     from colibrid.config.settings import Settings
-    from colibrid.model.manifest import TextFiles
+    from colibrid.text.model_text import ModelText
 
 
 @dataclass(slots=True)
@@ -100,20 +98,3 @@ class AppState:
 
 
 STATE = web.AppKey("state", AppState)
-
-
-def load_text(folder: Path, files: TextFiles) -> ModelText:
-    """Reads the named files of a pack or a checkpoint. Raises ModelError naming the file."""
-
-    def place(name: str | None) -> Path | None:
-        return None if name is None else folder / name
-
-    return ModelText.load(
-        tokenizer=place(files.tokenizer),
-        tokenizer_config=place(files.tokenizer_config),
-        chat_template=place(files.chat_template),
-        generation_config=place(files.generation_config),
-        eos_token_ids=files.eos_token_ids,
-        tool_parser=files.tool_parser,
-        reasoning_parser=files.reasoning_parser,
-    )

@@ -3,14 +3,19 @@
 Every matrix is asked for once, used for all texts and dropped; so a model larger than memory can be run, at
     hidden states   tokens x hidden
     one matrix, and the intermediate values of one layer
+Several routings are taken through together, so that they share the matrices: routings that were alike so far are one
+branch, whose rows lie together in x. A branch is computed by products of its own, so that its values do not depend on
+what else is computed.
+
 The formulas are the engine's: RMSNorm, RoPE, grouped-query attention with windows, SwiGLU, softmax routing with ties to
 the lowest expert. RoPE's positions begin at 0 in every text.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,11 +45,32 @@ class Weights(Protocol):
     def matrix(self, tensor: Tensor) -> Array: ...
 
 
-class Forward:
-    """Texts on their way through the layers. `run` takes them to the end; `log_softmax` is what they predict."""
+class Routing(NamedTuple):
+    """How many experts a token uses."""
 
-    def __init__(self, weights: Weights, texts: Sequence[Sequence[int]]) -> None:
+    per_token: int | tuple[int, ...] = 0  # one number for each layer, or for all; 0: the model's own
+    threshold: float = 0.0  # leave out experts whose share is below this part of the token's largest
+
+    def at(self, index: int, layer: Layer) -> tuple[int, float]:
+        """The number and the threshold in one layer."""
+        asked = self.per_token if isinstance(self.per_token, int) else self.per_token[index]
+        return min(asked, layer.experts) or layer.experts_per_token, self.threshold
+
+
+OWN = Routing()
+
+
+class Forward:
+    """Texts on their way through the layers. `run` takes them to the end; `log_softmax` is what they predict.
+
+    branches: the routings, by their numbers, that each block of len(ids) rows of x stands for.
+    """
+
+    def __init__(self, weights: Weights, texts: Sequence[Sequence[int]], routings: Sequence[Routing] = (OWN,)) -> None:
         self._weights = weights
+        self._routings = routings
+        self.branches = [list(range(len(routings)))]
+        self._routes = [(0, 0.0)]  # of each branch, in the present layer
         self.hyper = weights.description.hyperparameters
         self.layers = weights.description.layers
         self.tensors = {(t.role, t.layer, t.expert): t for t in _all_tensors(weights.description)}
@@ -58,7 +84,8 @@ class Forward:
             raise ModelError(f"a text has {longest} tokens, the model reads at most {self.hyper.max_positions}")
         angle = np.arange(longest)[:, None] * np.array(self.hyper.rope_inv_freq)
         self._cos, self._sin = ((f(angle) * self.hyper.rope_scale).astype(np.float32) for f in (np.cos, np.sin))
-        self.x: Array = np.zeros((0, self.hyper.hidden), np.float32)  # (tokens, hidden) after the layers done so far
+        # (branches x tokens, hidden) after the layers done so far
+        self.x: Array = np.zeros((0, self.hyper.hidden), np.float32)
 
     def run(self, progress: Callable[[int, int], None] = lambda _done, _total: None) -> None:
         """From the embedding through every layer."""
@@ -73,27 +100,40 @@ class Forward:
     def layer(self, index: int, probe: Probe = lambda _role, _expert, _x: None) -> None:
         """One layer for all texts."""
         self._attention(index, probe)
-        normed = self.normed(self.x, "ffn_norm", index)
         layer = self.layers[index]
+        if layer.ffn == "moe":
+            self._part(index, layer)
+        normed = self.normed(self.x, "ffn_norm", index)
         total = np.zeros_like(self.x)
         if layer.ffn == "moe":
             self._routed(index, layer, normed, total, probe)
         if layer.shared_width:
-            shared = self._swiglu(index, None, normed, probe)
+            shared = self._swiglu(index, None, normed, self._edges, probe)
             if layer.shared_gated:
-                shared *= _sigmoid(normed @ self.weight("shared_gate", index).T)
+                shared *= _sigmoid(_times(normed, self.weight("shared_gate", index), self._edges))
             total += shared
         self.x = self.x + total
 
     def log_softmax(self) -> Iterator[tuple[slice, Array]]:
-        """Blocks of positions, and (positions, vocabulary) of each: the prediction of the token after it."""
-        head = self.weight("embedding" if self.hyper.tied_head else "head")
-        for begin in range(0, len(self.x), POSITIONS):
-            where = slice(begin, begin + POSITIONS)
-            logits = self.normed(self.x[where], "final_norm", None) @ head.T
-            logits -= logits.max(axis=1, keepdims=True)
-            logits -= np.log(np.exp(logits, dtype=np.float32).sum(axis=1, keepdims=True))
-            yield where, logits
+        """Blocks of positions, and (positions, vocabulary) of each: the prediction of the token after it.
+
+        Of the first branch.
+        """
+        head = self.head()
+        for begin in range(0, len(self.ids), POSITIONS):
+            where = slice(begin, min(begin + POSITIONS, len(self.ids)))
+            yield where, self.predict(self.x[where], head)
+
+    def head(self) -> Array:
+        """The matrix that `predict` takes."""
+        return self.weight("embedding" if self.hyper.tied_head else "head")
+
+    def predict(self, rows: Array, head: Array) -> Array:
+        """(rows, vocabulary): the logarithm of the prediction that follows from each row of x."""
+        logits = self.normed(rows, "final_norm", None) @ head.T
+        logits -= logits.max(axis=1, keepdims=True)
+        logits -= np.log(np.exp(logits, dtype=np.float32).sum(axis=1, keepdims=True))
+        return np.asarray(logits)
 
     def weight(self, role: Role, layer: int | None = None, expert: int | None = None) -> Array:
         """One tensor."""
@@ -104,22 +144,39 @@ class Forward:
         scale = 1.0 / np.sqrt((x * x).mean(axis=-1, keepdims=True) + np.float32(self.hyper.rms_norm_eps))
         return np.asarray(x * scale * self.weight(role, layer), np.float32)
 
+    @property
+    def _edges(self) -> list[int]:
+        """Where blocks of x begin and end."""
+        return [len(self.ids) * branch for branch in range(len(self.branches) + 1)]
+
+    def _part(self, index: int, layer: Layer) -> None:
+        """Branches whose routings are not alike in this layer become several."""
+        alike: dict[tuple[int, int, float], list[int]] = {}
+        for block, members in enumerate(self.branches):
+            for number in members:
+                alike.setdefault((block, *self._routings[number].at(index, layer)), []).append(number)
+        if len(alike) > len(self.branches):
+            edges = self._edges
+            self.x = np.concatenate([self.x[edges[block] : edges[block + 1]] for block, _, _ in alike])
+        self.branches = list(alike.values())
+        self._routes = [(wanted, threshold) for _, wanted, threshold in alike]
+
     def _attention(self, index: int, probe: Probe) -> None:
         hyper = self.hyper
         normed = self.normed(self.x, "attn_norm", index)
         probe("qkv", None, normed)
-        qkv = normed @ self.weight("qkv", index).T
+        qkv = _times(normed, self.weight("qkv", index), self._edges)
         if hyper.qkv_bias:
             qkv += self.weight("qkv_bias", index)
         q, k, v = np.split(qkv.reshape(len(qkv), -1, hyper.head_dim), [hyper.heads, hyper.heads + hyper.kv_heads], 1)
         q, k = self._norm_heads(q, "q_norm", index), self._norm_heads(k, "k_norm", index)
         mixed = np.empty_like(q)
-        for begin, end in self.bounds:
-            where = slice(begin, end)
+        for block, (begin, end) in itertools.product(self._edges[:-1], self.bounds):
+            where = slice(block + begin, block + end)
             mixed[where] = self._mix(self._rope(q[where]), self._rope(k[where]), v[where], self.layers[index].window)
         flat = mixed.reshape(len(qkv), -1)
         probe("out", None, flat)
-        self.x = self.x + flat @ self.weight("out", index).T
+        self.x = self.x + _times(flat, self.weight("out", index), self._edges)
         if hyper.out_bias:
             self.x += self.weight("out_bias", index)
 
@@ -154,25 +211,45 @@ class Forward:
 
     def _routed(self, index: int, layer: Layer, normed: Array, total: Array, probe: Probe) -> None:
         """Adds every routed expert's share to `total`."""
-        scores = normed @ self.weight("router", index).T
-        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
-        scores /= scores.sum(axis=1, keepdims=True)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, : layer.experts_per_token]  # ties to the lowest index
+        scores = self.scores(index, normed)
+        most = max(wanted for wanted, _ in self._routes)
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :most]  # ties to the lowest index
         shares = np.take_along_axis(scores, best, axis=1)
-        if layer.renormalise:
-            shares /= shares.sum(axis=1, keepdims=True)
-        shares *= np.float32(layer.routed_scale)
+        kept = np.zeros(best.shape, bool)
+        for (begin, end), (wanted, threshold) in zip(itertools.pairwise(self._edges), self._routes, strict=True):
+            where = (slice(begin, end), slice(wanted))
+            mine = shares[where].copy()
+            kept[where] = mine >= np.float32(threshold) * mine[:, :1]
+            mine[~kept[where]] = 0
+            if layer.renormalise:
+                mine /= mine.sum(axis=1, keepdims=True)
+            shares[where] = mine * np.float32(layer.routed_scale)
         for expert in range(layer.experts):
-            tokens, places = np.nonzero(best == expert)
+            tokens, places = np.nonzero((best == expert) & kept)
             if len(tokens):
-                total[tokens] += shares[tokens, places, None] * self._swiglu(index, expert, normed[tokens], probe)
+                edges = list(np.searchsorted(tokens, self._edges))
+                found = self._swiglu(index, expert, normed[tokens], edges, probe)
+                total[tokens] += shares[tokens, places, None] * found
 
-    def _swiglu(self, index: int, expert: int | None, x: Array, probe: Probe) -> Array:
+    def scores(self, index: int, normed: Array) -> Array:
+        """(rows, experts): the router's softmax of one layer."""
+        scores = _times(normed, self.weight("router", index), self._edges)
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(scores / scores.sum(axis=1, keepdims=True))
+
+    def _swiglu(self, index: int, expert: int | None, x: Array, edges: Sequence[int], probe: Probe) -> Array:
         probe("gate", expert, x)
-        gate = x @ self.weight("gate", index, expert).T
-        middle = gate * _sigmoid(gate) * (x @ self.weight("up", index, expert).T)
+        gate = _times(x, self.weight("gate", index, expert), edges)
+        middle = gate * _sigmoid(gate) * _times(x, self.weight("up", index, expert), edges)
         probe("down", expert, middle)
-        return np.asarray(middle @ self.weight("down", index, expert).T)
+        return _times(middle, self.weight("down", index, expert), edges)
+
+
+def _times(x: Array, matrix: Array, edges: Sequence[int]) -> Array:
+    """X times the matrix, the rows between two edges by a product of their own."""
+    if len(edges) == 2:
+        return np.asarray(x @ matrix.T)
+    return np.concatenate([x[begin:end] @ matrix.T for begin, end in itertools.pairwise(edges)])
 
 
 def _sigmoid(x: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -81,6 +81,48 @@ class ModelText:
             reasoning_parser=reasoning_parser,
             vocabulary=None if tokenizer is None else _load_vocabulary(loaded, eos_token_ids),
         )
+
+
+class TextFileNames(Protocol):
+    """Names of a model's text files in its folder, None where there is no such file: TextFiles of a manifest."""
+
+    @property
+    def tokenizer(self) -> str | None: ...
+
+    @property
+    def tokenizer_config(self) -> str | None: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def generation_config(self) -> str | None: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def tool_parser(self) -> str | None: ...
+
+    @property
+    def reasoning_parser(self) -> str | None: ...
+
+
+def load_text(folder: Path, files: TextFileNames) -> ModelText:
+    """Reads the named files of a pack or a checkpoint. Raises ModelError naming the file."""
+
+    def place(name: str | None) -> Path | None:
+        return None if name is None else folder / name
+
+    return ModelText.load(
+        tokenizer=place(files.tokenizer),
+        tokenizer_config=place(files.tokenizer_config),
+        chat_template=place(files.chat_template),
+        generation_config=place(files.generation_config),
+        eos_token_ids=files.eos_token_ids,
+        tool_parser=files.tool_parser,
+        reasoning_parser=files.reasoning_parser,
+    )
 
 
 def _load_vocabulary(tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]) -> Vocabulary | None:

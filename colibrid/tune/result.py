@@ -19,7 +19,7 @@ class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Unknown fields are refused: the file is of another version, or was edited."""
 
 
-class Point(Struct):
+class Point(Struct, frozen=True, kw_only=True):
     """One setting. None: the model's own, or the default."""
 
     per_token: int | tuple[int, ...] | None = None  # experts a token; one number for each layer (0: a dense layer)
@@ -29,7 +29,7 @@ class Point(Struct):
     slots: int | None = None
 
 
-class Quality(Struct):
+class Quality(Struct, frozen=True, kw_only=True):
     """Against the model's own setting, which has KL 0 and agreement 1. None: the data or the task has no such figure."""
 
     tokens: int  # positions that loss is a mean over
@@ -44,14 +44,14 @@ class Quality(Struct):
     neighbours: float | None = None  # share of the 10 nearest neighbours that stay
 
 
-class Spread(Struct):
+class Spread(Struct, frozen=True, kw_only=True):
     """Milliseconds."""
 
     p50: float
     p99: float
 
 
-class Cost(Struct):
+class Cost(Struct, frozen=True, kw_only=True):
     """At `concurrency` requests under way."""
 
     concurrency: int
@@ -66,7 +66,7 @@ class Cost(Struct):
     experts_per_token: float  # a MoE layer, mean, after threshold and limits
 
 
-class Tried(Struct):
+class Tried(Struct, frozen=True, kw_only=True):
     """A point and what it gave. `hopeless`: why it was stopped early."""
 
     point: Point
@@ -75,7 +75,7 @@ class Tried(Struct):
     hopeless: str | None = None
 
 
-class LayerStats(Struct):
+class LayerStats(Struct, frozen=True, kw_only=True):
     """One MoE layer under the model's own setting, over the data."""
 
     layer: int
@@ -86,7 +86,7 @@ class LayerStats(Struct):
     cut: Quality | None = None  # with one expert fewer in this layer alone
 
 
-class Result(Struct):
+class Result(Struct, frozen=True, kw_only=True):
     """A whole run."""
 
     format: int = FORMAT

@@ -10,7 +10,6 @@ from colibrid.cli.engine_answers import answers
 from colibrid.config.settings import EngineSettings, ModelSettings, Settings
 from colibrid.engine.library import Library
 from colibrid.errors import RequestError
-from colibrid.model.cache import Resolved
 
 if TYPE_CHECKING:
     from colibrid.model.pack import Pack
@@ -23,7 +22,7 @@ def asked(pack: Pack, prompts: list[list[int]], texts: list[list[int]], context:
     steps: list[tuple[int, int]] = []
     found = answers(
         settings,
-        Resolved(pack.path, "m", converted=False),
+        pack,
         Library(),
         prompts,
         texts,

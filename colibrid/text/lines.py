@@ -1,14 +1,16 @@
-"""Texts and questions of a user's own, from JSON lines: for calibration and comparison.
+"""Texts and questions of a user's own, from JSON lines: for calibration, comparison and tuning.
 
 {"text": "..."}                                         a text as it is
 {"messages": [...]}                                     a conversation, written by the model's chat template
 {"messages": [...], "answer": "..."}                    a question, and the answer that is right
+{"prompt": "..."} or with "answer"                      as the model is to continue it, without a template
+{"input": "..."}                                        a text to embed
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -17,8 +19,7 @@ from colibrid.errors import ConfigError, ModelError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colibrid.model.manifest import TextFiles
-    from colibrid.text.model_text import ModelText
+    from colibrid.text.model_text import ModelText, TextFileNames
 
 MAX_FILE_BYTES = 256 << 20
 
@@ -29,18 +30,41 @@ class Line(msgspec.Struct, frozen=True):
     text: str | None = None
     messages: list[dict[str, Any]] | None = None
     answer: str | None = None
+    prompt: str | None = None
+    input: str | None = None
+    task: str | None = None  # a name for lines of its kind
+
+
+class NumberedLine(NamedTuple):
+    """A line, and which of the file it is, from 1."""
+
+    number: int
+    line: Line
 
 
 def read_lines(path: str, option: str) -> list[Line]:
-    """ConfigError naming the option, the file and the line that is wrong."""
+    """Lines with texts or conversations. ConfigError naming the option, the file and the line that is wrong."""
+    lines = parse_lines(read_data(path, option), path, option)
+    for number, line in lines:
+        if line.text is None and line.messages is None:
+            raise ConfigError(f'{option} {path}, line {number}: neither "text" nor "messages" in it')
+    return [line for _, line in lines]
+
+
+def read_data(path: str, option: str) -> bytes:
+    """The whole file. ConfigError naming the option and the file."""
     place = Path(path).expanduser()
     try:
         size = place.stat().st_size
         if size > MAX_FILE_BYTES:
             raise ConfigError(f"{option} {path}: {size} bytes, at most {MAX_FILE_BYTES}; give a part of it")
-        data = place.read_bytes()
+        return place.read_bytes()
     except OSError as error:
         raise ConfigError(f"{option} {path}: cannot be read: {error.strerror}") from None
+
+
+def parse_lines(data: bytes, path: str, option: str) -> list[NumberedLine]:
+    """Lines of any kind, empty ones left out. ConfigError naming the option, the file and the line that is no JSON."""
     lines = []
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
@@ -49,18 +73,16 @@ def read_lines(path: str, option: str) -> list[Line]:
             found = msgspec.json.decode(line, type=Line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{option} {path}, line {number}: {error}") from None
-        if found.text is None and found.messages is None:
-            raise ConfigError(f'{option} {path}, line {number}: neither "text" nor "messages" in it')
-        lines.append(found)
+        lines.append(NumberedLine(number, found))
     if not lines:
         raise ConfigError(f"{option} {path}: no lines in it")
     return lines
 
 
-def load_model_text(folder: Path, files: TextFiles) -> ModelText:
+def load_model_text(folder: Path, files: TextFileNames) -> ModelText:
     """Tokenizer and chat template of a pack or a checkpoint. ModelError: it has no tokenizer."""
     # Imported here: they take as long as the rest of a command that may not need them.
-    from colibrid.http.state import load_text  # noqa: PLC0415
+    from colibrid.text.model_text import load_text  # noqa: PLC0415
 
     if files.tokenizer is None:
         raise ModelError(f"{folder}: no tokenizer.json, so texts cannot be read; copy it there")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from colibrid.cli.texts import Line, load_model_text, prompt_ids, read_lines, token_ids
 from colibrid.errors import ConfigError, ModelError
 from colibrid.model.cache import BUNDLED_MODEL
 from colibrid.model.checkpoint import read_json, text_files
 from colibrid.model.manifest import TextFiles
+from colibrid.text.lines import Line, load_model_text, prompt_ids, read_lines, token_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
