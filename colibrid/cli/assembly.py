@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from colibrid.batch.reports import Traffic
 from colibrid.batch.service import make_service
-from colibrid.cli.footprint import footprint
+from colibrid.model.footprint import footprint
 from colibrid.model.pack import Pack, open_pack
 
 if TYPE_CHECKING:

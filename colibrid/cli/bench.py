@@ -140,8 +140,8 @@ def _measure(
         probe_threads,
     )
     from colibrid.cli.bench_report import engine_head, engine_line, machine_name  # noqa: PLC0415
-    from colibrid.cli.footprint import footprint, format_names  # noqa: PLC0415
     from colibrid.engine.spec import device_name  # noqa: PLC0415
+    from colibrid.model.footprint import footprint, format_names  # noqa: PLC0415
 
     if opened.gpu is None:
         machine, device = machine_name(len(cpus)), device_name(spec)

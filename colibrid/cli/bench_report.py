@@ -6,8 +6,8 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colibrid.cli.footprint import footprint, format_names
 from colibrid.config.sizes import format_bytes
+from colibrid.model.footprint import footprint, format_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from colibrid.cli.admin_client import admin_client, admin_options
-from colibrid.cli.options import engine_options, load_settings, use_plugins
+from colibrid.cli.options import engine_options, load_settings, profile_option, use_plugins
 from colibrid.cli.shapes import SHAPES
 from colibrid.config.environment import read_environment
 from colibrid.config.load import BUILT_IN
@@ -89,6 +89,7 @@ def _device_memory(text: str, parse: Any) -> int:
 
 @config.command(short_help="Print the settings that are in force.")
 @engine_options
+@profile_option
 @click.option("--model", metavar="MODEL", help="In place of model.path.")
 @click.option("--origin", is_flag=True, help="Say beside each value where it comes from.")
 def show(

@@ -32,12 +32,13 @@ from colibrid.cli.access import check_access, check_hosts, has_keys, log_access,
 from colibrid.cli.assembly import Assembly, assemble
 from colibrid.cli.banner import banner, place_of, print_lines, ready_line
 from colibrid.cli.device import settled
-from colibrid.cli.footprint import format_names
 from colibrid.cli.heartbeat import heartbeat
 from colibrid.cli.listen import bind_path, host_of, open_sockets
 from colibrid.cli.models import resolve_model
+from colibrid.cli.profiles import check_named, check_profile, read_profiles
 from colibrid.cli.serve import check_shape
 from colibrid.engine.library import Library
+from colibrid.model.footprint import format_names
 from colibrid.ops.collector import calm_collector, collect_when_idle
 from colibrid.ops.lifecycle import Lifecycle
 from colibrid.ops.logging import configure
@@ -68,6 +69,7 @@ class Order:
     reload: Callable[[], Settings]  # the same sources, read again
     plugins: Plugins = field(default_factory=Plugins)
     environment: Environment
+    profile: str | None = None  # a file, whose settings are among `settings`
     model: str | None
     api_keys: tuple[str, ...]
     num_layers: int | None
@@ -114,6 +116,7 @@ def run_daemon(order: Order) -> int:
         reloader = SettingsReloader(order.settings, order.reload, serving=settings)
         order = replace(order, settings=settings)
         resolved = resolve_model(order.model, settings, order.environment, library, on_progress=_keep_waiting(notifier))
+        check_profile(order.profile, resolved, settings)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(order, reloader, resolved, library, _Listening(listening, admin), notifier))
 
@@ -232,7 +235,10 @@ async def _open_http(
     keys = read_access(order.settings, order.environment, order.api_keys)
     log_access(order.settings, order.environment, order.api_keys, keys)
     text = load_text(parts.pack.path, parts.pack.manifest.text)
-    state = AppState(settings=order.settings, scheduler=parts.pool, text=text, keys=keys, plugins=order.plugins)
+    profiles = read_profiles(order.settings, parts.pack.manifest)
+    state = AppState(
+        settings=order.settings, scheduler=parts.pool, text=text, keys=keys, plugins=order.plugins, profiles=profiles
+    )
     if order.plugins.names:
         structlog.get_logger().info("plugins", names=order.plugins.names)
     stack.callback(text.tokenizer.close)
@@ -243,9 +249,11 @@ async def _open_http(
     def follow(new: Settings) -> Callable[[], None]:
         keys = read_access(new, order.environment, order.api_keys)
         check_hosts(map(host_of, listening.public), with_keys=bool(keys) or bool(order.plugins.authenticators))
+        check_named(order.profile, parts.pack.manifest)
+        profiles = read_profiles(new, parts.pack.manifest)
 
         def commit() -> None:
-            state.follow(new, keys)
+            state.follow(new, keys, profiles)
             structlog.get_logger().info("keys_in_force", count=len(keys.keys))
 
         return commit

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import msgspec
 import numpy as np
 
-from colibrid.cli.footprint import Footprint, footprint
 from colibrid.engine import abi
 from colibrid.engine.channel import Command, DaemonChannel, EngineChannel, Event, SlotRequest
 from colibrid.engine.configure import EngineSetup
 from colibrid.engine.library import KernelModules, Library
 from colibrid.engine.spec import channel_shape
 from colibrid.errors import EngineError
+from colibrid.model.footprint import Footprint, footprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

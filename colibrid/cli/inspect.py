@@ -9,7 +9,6 @@ import click
 import msgspec
 
 from colibrid.cli.banner import memory_lines
-from colibrid.cli.footprint import Footprint, footprint, format_names
 from colibrid.cli.models import resolve_model
 from colibrid.cli.options import engine_options, load_settings, use_plugins
 from colibrid.config.environment import read_environment
@@ -17,6 +16,7 @@ from colibrid.config.sizes import format_bytes
 from colibrid.engine.configure import plan_memory
 from colibrid.engine.library import Library
 from colibrid.engine.spec import EngineSpec, make_spec
+from colibrid.model.footprint import Footprint, footprint, format_names
 from colibrid.model.pack import open_pack
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from colibrid.config.load import Override, load
+from colibrid.config.profile import read_profile
 from colibrid.errors import ConfigError
 from colibrid.plugin_host import Plugins, load_plugins
 
@@ -67,6 +68,13 @@ def server_options(function: _F) -> _F:
     return function
 
 
+def profile_option(function: _F) -> _F:
+    """--profile."""
+    return click.option(
+        "--profile", metavar="FILE", help="Settings of a tuned profile; other options come before them."
+    )(function)
+
+
 def load_settings(
     environment: Environment, config_file: str | None, sets: Sequence[str], given: Mapping[str, str | None]
 ) -> Loaded:
@@ -78,12 +86,19 @@ def load_settings(
             raise ConfigError(f"--set {assignment!r}: write it as section.key=value")
         overrides.append(Override(key.strip(), text, "--set"))
     known = _ENGINE | _SERVER
+    profile_file = given.get("profile")
+    profile = None if profile_file is None else read_profile(Path(profile_file).expanduser())
     for parameter, value in given.items():
-        if value is not None:
+        if value is not None and parameter != "profile":
             setting, names, _, _ = known[parameter]
             overrides.append(Override(setting, value, ", ".join(names)))
     path = Path(config_file) if config_file is not None else environment.config_file
-    return load(path, environment.settings, overrides)
+    return load(
+        path,
+        environment.settings,
+        overrides,
+        profile=None if profile is None else (profile.source, profile.root),
+    )
 
 
 def use_plugins(loaded: Loaded) -> Plugins:

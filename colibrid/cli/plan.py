@@ -10,7 +10,6 @@ import msgspec
 
 from colibrid.cli.banner import memory_lines
 from colibrid.cli.device import settle_device
-from colibrid.cli.footprint import format_names
 from colibrid.cli.models import cache_options
 from colibrid.cli.shapes import write_shape
 from colibrid.config.sizes import format_bytes
@@ -20,6 +19,7 @@ from colibrid.engine.replicas import make_specs
 from colibrid.errors import ModelError
 from colibrid.model.cache import locate
 from colibrid.model.dummy import dummy_manifest
+from colibrid.model.footprint import format_names
 from colibrid.model.pack import open_pack
 from colibrid.model.precision import AS_IT_IS, parse_plan
 from colibrid.model.relaid import relaid

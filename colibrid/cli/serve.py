@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from colibrid.cli.elsewhere import instead_of
-from colibrid.cli.options import engine_options, load_settings, server_options, use_plugins
+from colibrid.cli.options import engine_options, load_settings, profile_option, server_options, use_plugins
 from colibrid.config.environment import read_environment
 from colibrid.errors import ConfigError
 
@@ -34,6 +34,7 @@ class _Serve(click.Command):
 @click.argument("model", metavar="[MODEL]", required=False)
 @engine_options
 @server_options
+@profile_option
 @click.option(
     "--api-key",
     "api_keys",
@@ -78,6 +79,7 @@ def serve(
             reload=lambda: read().settings,
             plugins=plugins,
             environment=environment,
+            profile=given["profile"],
             model=model if model is not None else model_path,
             api_keys=api_keys,
             num_layers=num_layers,

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from colibrid.cli.engine_answers import answers
-from colibrid.cli.footprint import format_names
 from colibrid.cli.progress import Progress
 from colibrid.cli.verify_report import Exact, Verified
 from colibrid.config.sizes import format_bytes
 from colibrid.model.compare import Reference
+from colibrid.model.footprint import format_names
 from colibrid.model.golden import golden_distance, make_golden, read_golden, write_golden
 from colibrid.model.pack import open_pack
 from colibrid.model.pack_model import PackModel

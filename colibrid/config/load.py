@@ -1,7 +1,7 @@
 """From the command line, the environment and a YAML file to one checked Settings value.
 
-Precedence: command line > COLIBRID_SECTION__KEY > file > the model's own > built-in default. Every error is found
-before the first is reported, each with its place, the offending text, what is allowed and the nearest known key.
+Precedence: command line > profile > COLIBRID_SECTION__KEY > file > the model's own > built-in default. Every error is
+found before the first is reported, each with its place, the offending text, what is allowed and the nearest known key.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _ENVIRONMENT_PREFIX = "COLIBRID_"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _NAME_LENGTH = 64
 _MOST_ERRORS = 100  # that are told
+_TASKS = ("generate", "score", "embed")  # of experts
 _PRESENT = object()  # the value of a list, of a map and of their entries: they are there, even if they hold nothing
 
 
@@ -55,8 +56,13 @@ def load(
     path: Path | None = None,
     environment: Mapping[str, str] | None = None,
     overrides: Iterable[Override] = (),
+    *,
+    profile: tuple[str, reader.Mapping] | None = None,
 ) -> Loaded:
-    """Checked settings. ConfigError holds one line for each thing that is wrong."""
+    """Checked settings. ConfigError holds one line for each thing that is wrong.
+
+    profile: name and settings of a file that the command line names (config/profile).
+    """
     found = _Found()
     if path is not None:
         document = reader.read_file(path)
@@ -65,6 +71,8 @@ def load(
             found.node(tree.tree(), document.root, "", str(path))
     for name, text in (environment or {}).items():
         found.variable(name, text)
+    if profile is not None:
+        found.profile(*profile)
     for override in overrides:
         found.text(override.key, override.text, override.option)
     found.errors.extend(found.missing(tree.tree(), ""))
@@ -122,6 +130,14 @@ class _Found:
             self._names(place, node, path, at, source)
         else:
             self._items(place, node, path, at, source)
+
+    def profile(self, source: str, root: reader.Mapping) -> None:
+        """The settings of a profile. What is said of single tasks so far would hide what it says of all."""
+        for task in _TASKS:
+            for name in ("per_token", "threshold"):
+                if (path := f"experts.{task}.{name}") in self._values:
+                    self._set(path, None, source)
+        self.node(tree.tree(), root, "", source)
 
     def variable(self, name: str, text: str) -> None:
         """An environment variable."""

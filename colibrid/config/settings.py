@@ -60,6 +60,7 @@ SwapFormat = Literal[
     "int4-g128-z", "fp8", "fp8-b128",
 ]  # fmt: skip
 Folder = Annotated[str, Meta(pattern="^/", max_length=4096)]
+ProfileName = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 ModuleName = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9_-]{0,63}$")]
 
 
@@ -372,6 +373,17 @@ class ExpertsSettings(Section, frozen=True, kw_only=True):
             "the batch; null: no limit, nothing is ever dropped"
         ),
     ] = None
+    profiles: Annotated[
+        dict[
+            ProfileName,
+            Annotated[str, Meta(min_length=1, max_length=4096), About("the file of the profile of this name")],
+        ],
+        Meta(max_length=32),
+        Live(
+            "profiles that were tuned for this pack, files by the names that requests may give as `profile` "
+            "(docs/EXPERTS.md); {}: none. SIGHUP reads the files again"
+        ),
+    ] = field(default_factory=dict)
     swap_slots: Annotated[
         int,
         Meta(ge=0, le=64),

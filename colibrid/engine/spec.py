@@ -19,10 +19,12 @@ from colibrid.config.sizes import parse_bytes
 from colibrid.engine.channel import ChannelShape
 from colibrid.engine.host_cpus import HostCpus, host_cpus
 from colibrid.engine.library import CustomModule
-from colibrid.engine.tables import experts_per_token, max_experts
+from colibrid.engine.tables import max_experts
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from colibrid.model.manifest import Layer, Manifest
 
 _KIB = 1 << 10
@@ -145,16 +147,21 @@ def _check_experts(experts: ExpertsSettings, manifest: Manifest) -> None:
     named |= {f"experts.{name}.per_token": task.per_token for name, task in tasks.items()}
     most = [most_experts(layer, allowed) for layer in manifest.layers]
     for name, value in named.items():
-        if isinstance(value, int) and value > max(most):
+        check_per_token(name, value, most)
+
+
+def check_per_token(name: str, value: int | Sequence[int] | None, most: Sequence[int]) -> None:
+    """ConfigError: `name` says more than `most` of each layer, or has not a number for each."""
+    if isinstance(value, int):
+        if value > max(most):
             raise ConfigError(
-                f"{name} is {value}, but the model uses {experts_per_token(manifest)}; lower it, or allow more by "
-                "experts.max_per_token"
+                f"{name} is {value}, but the model uses {max(most)}; lower it, or allow more by experts.max_per_token"
             )
-        if isinstance(value, list):
-            _check_layers(name, value, most)
+    elif value is not None:
+        _check_layers(name, value, most)
 
 
-def _check_layers(name: str, values: list[int], most: list[int]) -> None:
+def _check_layers(name: str, values: Sequence[int], most: Sequence[int]) -> None:
     if len(values) != len(most):
         raise ConfigError(f"{name} has {len(values)} numbers, but the model has {len(most)} layers; write one for each")
     for layer, (value, limit) in enumerate(zip(values, most, strict=True)):

@@ -66,7 +66,7 @@ class ChatWriter:
         self._state = state
         self._choice: Choice | None = None
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        self._envelope = Envelope(answer_id, kind, state.scheduler.info, body.stream_options)
+        self._envelope = Envelope(answer_id, kind, state.info_for(body.profile), body.stream_options)
 
     def choice(self, choice: Choice) -> ChatChoiceWriter:
         self._choice = choice

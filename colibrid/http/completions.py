@@ -43,7 +43,7 @@ class CompletionWriter:
     def __init__(self, body: CompletionBody, state: AppState, answer_id: str) -> None:
         self._body = body
         self._state = state
-        self._envelope = Envelope(answer_id, "text_completion", state.scheduler.info, body.stream_options)
+        self._envelope = Envelope(answer_id, "text_completion", state.info_for(body.profile), body.stream_options)
 
     def choice(self, choice: Choice) -> CompletionChoiceWriter:
         return CompletionChoiceWriter(choice, self._body, self._state, self._envelope)

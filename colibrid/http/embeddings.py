@@ -76,7 +76,7 @@ async def _requests(body: EmbeddingsBody, state: AppState) -> list[GenerateReque
         raise RequestError(
             "truncate_prompt_tokens = 0 would leave no text; send -1 or 1 and more.", param="truncate_prompt_tokens"
         )
-    policy = expert_policy(body.experts, state)
+    policy = expert_policy(body.experts, body.profile, state)
     entries = prompt_entries(body.input, "input", MAX_INPUTS)
     prompts = await encode_prompts(
         entries,

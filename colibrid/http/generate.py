@@ -35,6 +35,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
         seed=short.seed,
         stop=short.stop,
         experts=short.experts,
+        profile=short.profile,
     )
     answer_id = f"gen-{secrets.token_hex(12)}"
     job, grammar = admitted(request, await completion_job(body, state, answer_id), None, state)

@@ -27,6 +27,7 @@ __all__ = [
     "MAX_LOGPROBS",
     "MAX_MESSAGES",
     "MAX_PRIORITY",
+    "MAX_PROFILE_NAME",
     "MAX_PROMPTS",
     "MAX_SLOTS",
     "MAX_STOPS",
@@ -64,5 +65,6 @@ MAX_JSON_KEYS = 1 << 16  # of all objects of a body
 MAX_JSON_STRINGS = 1 << 18  # of a body, keys among them
 MAX_JSON_VALUES = 1 << 19  # in all lists and objects of a body, token ids first of all
 MAX_LISTED_TOKENS = 1 << 17  # ids that /tokenize gives and /detokenize takes at a time
+MAX_PROFILE_NAME = 64  # characters, as of every name in the settings
 MAX_TIMEOUT_S = 86400.0  # that a request may ask for
 MAX_ANSWER_LOGPROBS = 1 << 20  # of all tokens and choices of one answer, the likeliest ones of each among them

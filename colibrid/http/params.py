@@ -153,7 +153,7 @@ def _job(
     ranked = best_of > (body.n or 1)
     sampling = sampling_of(body, state)
     stops = stop_ids(body.stop_token_ids, state, ignore_eos=bool(body.ignore_eos))
-    experts = expert_policy(body.experts, state)
+    experts = expert_policy(body.experts, body.profile, state)
     room = state.scheduler.info.max_seq_len - max(1, first_given(asked[1], None, COMPLETION_TOKENS))
     cut = [truncated(prompt, body.truncate_prompt_tokens, room) for prompt in prompts]
     requests = []
@@ -247,8 +247,14 @@ def stop_ids(asked: list[int] | None, state: AppState, *, ignore_eos: bool) -> t
     return found
 
 
-def expert_policy(asked: Experts | None, state: AppState) -> ExpertPolicy:
+def expert_policy(asked: Experts | None, profile: str | None, state: AppState) -> ExpertPolicy:
     """The request's experts. Raises RequestError beyond what the model uses and experts.max_per_token allows."""
+    if profile is not None:
+        if asked is not None:
+            raise RequestError(
+                "profile and experts both say how many experts to use; send one of them.", param="profile"
+            )
+        return _profile(profile, state)
     if asked is None:
         return ExpertPolicy()
     most = state.scheduler.info.experts_most
@@ -258,6 +264,15 @@ def expert_policy(asked: Experts | None, state: AppState) -> ExpertPolicy:
         )
         raise RequestError(f"experts.per_token = {asked.per_token} is more than {limit}.", param="experts.per_token")
     return ExpertPolicy(per_token=asked.per_token, threshold=asked.threshold)
+
+
+def _profile(name: str, state: AppState) -> ExpertPolicy:
+    policy = state.profiles.get(name)
+    if policy is None:
+        known = ", ".join(sorted(state.profiles))
+        what = f"there are {known}" if known else "this server has none (experts.profiles)"
+        raise RequestError(f"profile {shown(name)} does not exist; {what}.", param="profile", code="invalid_value")
+    return policy
 
 
 def token_limit(prompt: int, asked: tuple[str, int | None], default: int, max_seq_len: int) -> int:

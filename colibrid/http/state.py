@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import web
 
 from colibrid.http.auth import KeyRing
@@ -20,9 +22,10 @@ from colibrid.plugin_host import Plugins
 from colibrid.text.structured_masks import StructuredOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from colibrid.batch.interfaces import GenerationService
+    from colibrid.batch.interfaces import EngineInfo, GenerationService
+    from colibrid.batch.request import ExpertPolicy
     from colibrid.config.settings import Settings
     from colibrid.text.model_text import ModelText
 
@@ -46,6 +49,7 @@ class AppState:
     text: ModelText
     keys: KeyRing = field(default_factory=KeyRing)
     plugins: Plugins = field(default_factory=Plugins)
+    profiles: Mapping[str, ExpertPolicy] = field(default_factory=dict)  # by the names of experts.profiles
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds, of /v1/models
     incoming: Incoming = field(default_factory=Incoming)
     served: Served = field(default_factory=Served)
@@ -66,11 +70,20 @@ class AppState:
         self.meters = Meters(self.settings.auth.limits)
         self.origins = Origins(self.settings.server, has_keys=self.asks_keys)
 
-    def follow(self, settings: Settings, keys: KeyRing) -> None:
+    def follow(self, settings: Settings, keys: KeyRing, profiles: Mapping[str, ExpertPolicy]) -> None:
         """Serve with these, which were checked, from now on."""
-        self.settings, self.keys = settings, keys
+        self.settings, self.keys, self.profiles = settings, keys, profiles
         self.meters.renew(keys.keys, settings.auth.limits)
         self.origins = Origins(settings.server, has_keys=self.asks_keys)
+
+    def info_for(self, profile: str | None) -> EngineInfo:
+        """What answers say of the engine: with a profile, whose name alone is in the request, another fingerprint."""
+        info = self.scheduler.info
+        if profile is None:
+            return info
+        policy = self.profiles[profile]
+        text = f"{info.fingerprint} {policy.per_token} {policy.threshold}"
+        return msgspec.structs.replace(info, fingerprint=f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}")
 
     @property
     def asks_keys(self) -> bool:

@@ -18,6 +18,7 @@ from colibrid.http.limits import (
     MAX_LOGPROBS,
     MAX_MESSAGES,
     MAX_PRIORITY,
+    MAX_PROFILE_NAME,
     MAX_PROMPTS,
     MAX_SLOTS,
     MAX_STOP_CHARS,
@@ -39,6 +40,7 @@ KeptTokens = Annotated[int, Meta(ge=-1, lt=1 << 31)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Seconds = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+ProfileName = Annotated[str, Meta(min_length=1, max_length=MAX_PROFILE_NAME)]
 
 
 _ONE: dict[str, Any] = {  # a text, or its token ids
@@ -178,6 +180,10 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     user: Annotated[str | None, _doc("accepted, not used")] = None
     experts: Annotated[Experts | None, _doc("per_token 1..k of the model, threshold; reported in usage.experts")] = None
+    profile: Annotated[
+        ProfileName | None,
+        _doc("experts of each layer and threshold as a profile of experts.profiles says; not with experts"),
+    ] = None
 
 
 class CompletionBody(SamplingBody, frozen=True, kw_only=True):
@@ -251,6 +257,7 @@ class GenerateBody(msgspec.Struct, frozen=True, kw_only=True):
     seed: Annotated[Seed | None, _doc("as in /v1/completions")] = None
     stop: Annotated[Stops | None, _doc("as in /v1/completions")] = None
     experts: Annotated[Experts | None, _doc("as in /v1/completions")] = None
+    profile: Annotated[ProfileName | None, _doc("as in /v1/completions")] = None
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,6 +319,7 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     user: Annotated[str | None, _doc("accepted, not used")] = None
     experts: Annotated[Experts | None, _doc("absent: experts.embed of the settings; reported in usage.experts")] = None
+    profile: Annotated[ProfileName | None, _doc("as in /v1/completions")] = None
 
 
 class Refused(msgspec.Struct, frozen=True):

@@ -117,7 +117,7 @@ async def test_keys_change_while_serving(make_server: Callable[..., Any]) -> Non
     """After a reload the new keys are accepted and the old ones are not, without a restart."""
     server = await make_server(keys=[KEY])
     assert (await server.get("/v1/models", Authorization=f"Bearer {KEY}")).status == 200
-    server.state.follow(server.state.settings, KeyRing.of_plain(["other-key-2"], "test"))
+    server.state.follow(server.state.settings, KeyRing.of_plain(["other-key-2"], "test"), {})
     assert (await server.get("/v1/models", Authorization=f"Bearer {KEY}")).status == 401
     assert (await server.get("/v1/models", Authorization="Bearer other-key-2")).status == 200
 

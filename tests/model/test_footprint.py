@@ -1,4 +1,4 @@
-"""colibrid.cli.footprint."""
+"""colibrid.model.footprint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from colibrid.cli.footprint import PART_NAMES, footprint
+from colibrid.model.footprint import PART_NAMES, footprint
 
 if TYPE_CHECKING:
     from colibrid.model.pack import Pack

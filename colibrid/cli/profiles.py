@@ -1,0 +1,51 @@
+"""Profiles that a daemon serves with: the one of its command line, and those that requests may name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from colibrid.config.profile import read_profile
+from colibrid.engine.spec import check_per_token, most_experts
+from colibrid.errors import ConfigError
+from colibrid.model.pack import open_pack
+from colibrid.tune.profile import check_pack, request_policy
+
+if TYPE_CHECKING:
+    from colibrid.batch.request import ExpertPolicy
+    from colibrid.config.settings import Settings
+    from colibrid.model.cache import Resolved
+    from colibrid.model.manifest import Manifest
+
+
+def check_profile(file: str | None, resolved: Resolved, settings: Settings) -> None:
+    """ConfigError: the file of --profile is for another pack. Before anything else of it is held against this one."""
+    if file is not None:
+        check_named(file, open_pack(resolved.path, check_files=settings.model.weights == "files").manifest)
+
+
+def check_named(file: str | None, manifest: Manifest) -> None:
+    """The same of a pack that is open."""
+    if file is not None:
+        check_pack(read_profile(Path(file).expanduser()), manifest)
+
+
+def read_profiles(settings: Settings, manifest: Manifest) -> dict[str, ExpertPolicy]:
+    """Those of experts.profiles. ConfigError: a line for each that cannot be read, or is not for this pack."""
+    allowed = settings.experts.max_per_token or 0
+    most = [most_experts(layer, allowed) for layer in manifest.layers]
+    found: dict[str, ExpertPolicy] = {}
+    errors: list[str] = []
+    for name, file in settings.experts.profiles.items():
+        try:
+            profile = read_profile(Path(file).expanduser())
+            check_pack(profile, manifest)
+            policy = request_policy(profile, manifest)
+            check_per_token(f"{file}: experts.per_token", policy.per_token, most)
+        except ConfigError as error:
+            errors += [f"experts.profiles.{name}: {line}" for line in str(error).splitlines()]
+        else:
+            found[name] = policy
+    if errors:
+        raise ConfigError("\n".join(errors))
+    return found
