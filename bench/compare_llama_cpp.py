@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from colibrid.cli.bench_http import HttpReport
+    from colibrid.cli.bench_result import HttpReport
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL, LARGE = "hummingbird-13m", "qwen2-moe-240m"
@@ -169,7 +169,7 @@ def server_result(plan: ServerPlan, slots: int, clients: int, reports: dict[Side
         return Pair(ours=[value(each) for each in reports["ours"]], theirs=[value(each) for each in reports["theirs"]])
 
     def at(share: str) -> Callable[[HttpReport], float]:
-        return lambda report: float(getattr(report.request_ms, share))
+        return lambda report: float(getattr(report.e2e_ms, share))
 
     return ServerResult(
         model=plan.model,

@@ -31,7 +31,7 @@ from compare_llama_cpp import (
     write,
 )
 from peers import BenchError, Setup, colibrid_sweep, prepare
-from report import Results, WrkResult, markdown
+from report import Results, WrkResult, between, markdown
 from wrk.run import press, verdict
 
 if TYPE_CHECKING:
@@ -58,15 +58,14 @@ def publish(results: Results, page: Path, picture: Path) -> None:
     from plot import plot  # noqa: PLC0415  # matplotlib is needed for nothing else
 
     plot(results, picture)
-    head, begin, rest = page.read_text().partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise BenchError(f"{page}: the marks are missing:\n{BEGIN}\n{END}")
     lines = [
-        "", f"![Ratios beside llama.cpp]({picture.name})", "", *markdown(results), "",
-        f"All rounds: [bench/results](../bench/results/{name_of(results)}.json).", "",
+        f"![Ratios beside llama.cpp]({picture.name})", "", *markdown(results), "",
+        f"All rounds: [bench/results](../bench/results/{name_of(results)}.json).",
     ]  # fmt: skip
-    page.write_text(head + begin + "\n".join(lines) + end + tail)
+    try:
+        page.write_text(between(page.read_text(), BEGIN, END, lines))
+    except ValueError as error:
+        raise BenchError(f"{page}: {error}") from None
 
 
 def name_of(results: Results) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 from random_checkpoint import SHAPES, write_checkpoint
 
-from colibrid.cli.bench_http import HttpReport
+from colibrid.cli.bench_result import HttpReport
 from colibrid.model.cache import BUNDLED_MODEL
 
 if TYPE_CHECKING:
@@ -193,18 +193,22 @@ def colibrid_server(setup: Setup, weights: Weights, slots: int) -> Iterator[str]
 
 def http_load(url: str, *, clients: int, seconds: float, prompt_tokens: int, max_tokens: int, seed: int) -> HttpReport:
     """What `colibrid bench http` sees of either server: whole answers, greedy, no end before max_tokens."""
-    text = _run(
-        [*COLIBRID, "bench", "http", "--url", url, "--clients", str(clients), "--seconds", str(seconds), "--no-stream",
-         "--prompt-tokens", str(prompt_tokens), "--max-tokens", str(max_tokens), "--seed", str(seed),
-         "--field", "cache_prompt=false", "--json"],
+    report = http_report(
+        url, "--clients", str(clients), "--seconds", str(seconds), "--no-stream",
+        "--prompt-tokens", str(prompt_tokens), "--max-tokens", str(max_tokens), "--seed", str(seed),
     )  # fmt: skip
-    report = msgspec.json.decode(text, type=HttpReport)
     if report.refused or report.tokens_per_request != max_tokens:
         raise BenchError(
             f"{url}: {report.refused} requests refused, {report.tokens_per_request} tokens a request instead of "
             f"{max_tokens}: not the load that was meant"
         )
     return report
+
+
+def http_report(url: str, *options: str) -> HttpReport:
+    """`colibrid bench http` with these options; neither server may use what it kept of a prompt."""
+    text = _run([*COLIBRID, "bench", "http", "--url", url, *options, "--field", "cache_prompt=false", "--json"])
+    return msgspec.json.decode(text, type=HttpReport)
 
 
 def complete(url: str, prompt: str, max_tokens: int) -> str:

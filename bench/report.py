@@ -189,3 +189,12 @@ def _ratio(pair: Pair) -> str:
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def between(text: str, begin: str, end: str, lines: Sequence[str]) -> str:
+    """The text with these lines in place of what stands between two marks. ValueError: a mark is missing."""
+    head, found, rest = text.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"the marks are missing:\n{begin}\n{end}")
+    return "\n".join([head + begin, *lines, end + tail])

@@ -1,4 +1,4 @@
-"""`colibrid bench engine` and `colibrid bench http`."""
+"""`colibrid bench`, and of its verbs `engine`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from colibrid import __version__
+from colibrid.cli.bench_verbs import compare, http
 from colibrid.cli.options import engine_options, load_settings
 from colibrid.cli.shapes import SHAPES, write_shape
 from colibrid.config.environment import read_environment
@@ -21,7 +22,7 @@ from colibrid.config.sizes import format_bytes
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from colibrid.cli.engine_bench import EngineBench, Load, Probe, Row
     from colibrid.config.load import Loaded
@@ -35,7 +36,11 @@ _MAX_PROMPT = 1 << 20
 
 @click.group(short_help="Measure the speed of this machine.")
 def bench() -> None:
-    """Measure the speed of this machine."""
+    """Measure the speed of this machine, or of a server."""
+
+
+bench.add_command(http)
+bench.add_command(compare)
 
 
 @bench.command(short_help="Prefill and decode of the C engine, without HTTP.")
@@ -186,91 +191,6 @@ def _measure(
         print(json.dumps(document, indent=2))
 
 
-@bench.command(short_help="Load on a server that speaks the OpenAI API.")
-@click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="Where it listens; plain HTTP.")
-@click.option("--clients", type=click.IntRange(1, 4096), default=8, show_default=True,
-              help="Each sends its next request when it has the answer to the one before.")  # fmt: skip
-@click.option("--requests", type=click.IntRange(1), help="Requests that are counted; default: 8 a client.")
-@click.option("--seconds", type=click.FloatRange(0.1), help="Instead of --requests: start new ones for that long.")
-@click.option("--warmup", type=click.IntRange(0), help="Requests before, not counted; default: 1 a client.")
-@click.option("--prompt-tokens", type=click.IntRange(1, _MAX_PROMPT), default=128, show_default=True,
-              help="Random token ids, different in every request.")  # fmt: skip
-@click.option("--max-tokens", type=click.IntRange(1), default=128, show_default=True, help="Tokens to generate.")
-@click.option("--vocab-size", type=click.IntRange(2), default=4000, show_default=True, help="Ids are drawn below it.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the prompts.")
-@click.option("--stream/--no-stream", default=True, show_default=True, help="Streams have times of single tokens.")
-@click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Go on to --max-tokens.")
-@click.option("--model", metavar="NAME", help="Default: the first that the server lists.")
-@click.option("--field", "fields", multiple=True, metavar="NAME=JSON", help="One more field of every request's body.")
-@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="As the server's; its first key is sent.")  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(0.1), default=120.0, show_default=True, help="Seconds a request.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
-def http(
-    *,
-    url: str,
-    requests: int | None,
-    seconds: float | None,
-    fields: tuple[str, ...],
-    api_key_file: Path | None,
-    as_json: bool,
-    **given: Any,
-) -> int:
-    """Keep a server busy with a fixed number of clients, and measure what they see.
-
-    Refusals (503 and 429 with Retry-After) are counted apart and waited for. Exit code 1: a request failed.
-    """
-    from colibrid.cli.bench_http import HttpLoad, measure_http  # noqa: PLC0415
-    from colibrid.cli.bench_report import http_lines  # noqa: PLC0415
-
-    if requests is not None and seconds is not None:
-        raise click.UsageError("give --requests or --seconds, not both")
-    if given["warmup"] is None:
-        given["warmup"] = given["clients"]
-    load = HttpLoad(
-        url=url,
-        requests=requests if requests is not None or seconds is not None else 8 * given["clients"],
-        seconds=seconds,
-        fields=_fields(fields),
-        api_key=_first_key(api_key_file) if api_key_file else None,
-        **given,
-    )
-    report = measure_http(load)
-    if as_json:
-        print(json.dumps(msgspec.to_builtins(report), indent=2))
-    else:
-        _print(http_lines(report))
-    return 1 if report.failed else 0
-
-
-def _first_key(path: Path) -> str:
-    """Of a file like the server's: blank lines and comments are skipped."""
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise ConfigError(f"--api-key-file {path} cannot be read: {reason}; check the file") from error
-    for line in lines:
-        if line and not line.startswith("#"):
-            if "sha256:" in line:
-                raise ConfigError(f"--api-key-file {path} holds hashes, and a client needs a key; give a file with one")
-            return line.split()[0]
-    raise ConfigError(f"--api-key-file {path} holds no key; write one a line")
-
-
-def _fields(texts: Iterable[str]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        try:
-            fields[name] = json.loads(value)
-        except ValueError:
-            equals = ""
-        if not equals or not name:
-            raise ConfigError(f"--field {text!r}: write it as name=JSON, e.g. cache_prompt=false or user='\"me\"'")
-    return fields
-
-
 def _numbers(option: str, text: str, most: int) -> list[int]:
     try:
         numbers = [int(part) for part in text.split(",")]
@@ -279,8 +199,3 @@ def _numbers(option: str, text: str, most: int) -> list[int]:
     if not numbers or any(not 1 <= number <= most for number in numbers):
         raise ConfigError(f"{option} {text!r}: write numbers from 1 to {most} with commas between them, e.g. 1,8,32")
     return numbers
-
-
-def _print(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)

@@ -12,8 +12,9 @@ from colibrid.model.footprint import footprint, format_names
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from colibrid.cli.bench_http import HttpReport
-    from colibrid.cli.bench_stats import Spread
+    from colibrid.cli.bench_intervals import Comparison, Figure
+    from colibrid.cli.bench_load import HttpLoad
+    from colibrid.cli.bench_result import HttpReport
     from colibrid.cli.engine_bench import Row
     from colibrid.engine.spec import EngineSpec
     from colibrid.model.manifest import Manifest
@@ -63,35 +64,107 @@ def engine_line(row: Row) -> str:
 
 def http_lines(report: HttpReport) -> Iterator[str]:
     """A whole run of `bench http`."""
-    load = report.load
-    size = f"{load.requests} requests" if load.requests is not None else f"{load.seconds:g} s"
-    yield f"server     {load.url}, model {report.model}"
-    yield (
-        f"load       {_count(load.clients, 'client')}, {size}, prompts of {_count(load.prompt_tokens, 'token')}, "
-        f"at most {load.max_tokens} out, {'streamed' if load.stream else 'whole answers'}"
-    )
-    yield f"requests   {report.ok} answered, {report.refused} refused, {report.failed} failed in {report.elapsed_s:.2f} s"
-    for problem in report.problems:
-        yield f"           failed: {problem}"
-    yield (
-        f"rate       {report.requests_per_s:.1f} requests/s, {report.output_tokens_per_s:.0f} tokens/s out, "
-        f"{report.tokens_per_request:.1f} tokens a request"
-    )
+    for name, value in http_facts(report):
+        yield f"{name:11}{value}"
     yield ""
-    yield "ms                   mean       p50       p90       p99       max"
+    yield "ms              mean       p50       p90       p99       max"
     for name, spread in (
-        ("request", report.request_ms),
-        ("first token", report.first_token_ms),
-        ("between tokens", report.between_tokens_ms),
-        ("between events", report.between_events_ms),
+        ("TTFT", report.ttft_ms),
+        ("TPOT", report.tpot_ms),
+        ("ITL", report.itl_ms),
+        ("e2e", report.e2e_ms),
+        ("sent late", report.late_ms),
     ):
         if spread is not None:
-            yield _spread_line(name, spread)
+            values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
+            yield f"{name:10}" + "".join(f"{value:10.2f}" for value in values)
 
 
-def _spread_line(name: str, spread: Spread) -> str:
-    values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)
-    return f"{name:15}" + "".join(f"{value:10.2f}" for value in values)
+def http_facts(report: HttpReport) -> Iterator[tuple[str, str]]:
+    """What was sent and how it was answered."""
+    load = report.load
+    form = "streamed" if load.stream else "whole answers"
+    yield "server", f"{load.url}, model {report.model}"
+    yield "load", arrival_words(load)
+    if load.trace is None:
+        yield "lengths", f"prompts of {load.prompt_tokens} tokens, at most {load.max_tokens} out, {form}"
+    else:
+        yield (
+            "lengths",
+            f"of {load.trace.file} ({_count(load.trace.lines, 'line')}, SHA-256 {load.trace.sha256}), {form}",
+        )
+    adapted = list(_adapted(report))
+    if adapted:
+        yield "adapted", "; ".join(adapted)
+    answered = f"{report.ok} answered, {report.refused} refused, {report.failed} failed in {report.elapsed_s:.2f} s"
+    yield "requests", f"{answered}, at most {report.in_flight} under way"
+    yield from (("failed", problem) for problem in report.problems)
+    prompts = report.prompt_tokens_per_request
+    counted = "" if prompts is None else f", {prompts:.1f} in"
+    yield (
+        "rate",
+        (
+            f"{report.requests_per_s:.1f} requests/s, {report.output_tokens_per_s:.0f} tokens/s out, "
+            f"{report.tokens_per_request:.1f} tokens a request{counted}"
+        ),
+    )
+    if report.goodput is not None:
+        good = report.goodput
+        yield "goodput", f"{good.requests_per_s:.1f} requests/s, {100 * good.share:.1f} % within {good.slo}"
+
+
+def arrival_words(load: HttpLoad) -> str:
+    """When requests are sent."""
+    size = "" if load.requests is None else f", {_count(load.requests, 'request')}"
+    size = size if load.seconds is None else f", {load.seconds:g} s"
+    if not load.open:
+        return f"closed loop, {_count(load.clients, 'client')}{size}"
+    if load.rate is None:
+        return f"open loop at the times of the trace{size}, times count from there"
+    kind = "Poisson arrivals" if load.arrivals == "poisson" else "arrivals at even times"
+    return f"open loop, {load.rate:g} requests/s, {kind}{size}, times count from arrival"
+
+
+def _adapted(report: HttpReport) -> Iterator[str]:
+    """What the server did not take."""
+    load, form = report.load, report.form
+    if not form.ids and not load.chat and load.prompt_form == "auto":
+        yield "the server takes no token ids: prompts are words, of about that many tokens"
+    if load.ignore_eos and not form.ignore_eos:
+        yield "it takes no ignore_eos: answers may be shorter"
+    if report.tokens_from == "events":
+        yield "it does not say usage: each event counts as one token"
+
+
+def compare_lines(found: Comparison, names: tuple[str, str]) -> Iterator[str]:
+    """What `bench compare` prints."""
+    yield f"first      {names[0]}, {found.requests[0]} requests"
+    yield f"second     {names[1]}, {found.requests[1]} requests"
+    yield f"interval   {interval_words(found)}"
+    yield from (f"warning    {warning}" for warning in found.warnings)
+    yield ""
+    yield f"{'':14}{'':12}{'first':>10}{'second':>10}{'ratio':>8}  {'interval':16}the second is"
+    for figure in found.figures:
+        name, unit, a, b, ratio, interval, verdict = figure_cells(figure)
+        yield f"{name:14}{unit:12}{a:>10}{b:>10}{ratio:>8}  {interval:16}{verdict}"
+
+
+def interval_words(found: Comparison) -> str:
+    """How the intervals came about."""
+    first, second = found.block
+    return (
+        f"{found.confidence:.0%} of second / first, {found.resamples} resamples of blocks of {first} and {second} "
+        f"requests, seed {found.seed}"
+    )
+
+
+def figure_cells(figure: Figure) -> tuple[str, str, str, str, str, str, str]:
+    """Name, unit, both values, ratio, interval and verdict."""
+    ratio = interval = ""
+    if figure.ratio is not None:
+        ratio, interval = f"{figure.ratio:.3f}", f"{figure.low:.3f} to {figure.high:.3f}"
+    verdict = {"better": "better", "worse": "worse", "unclear": "not shown to differ"}[figure.verdict]
+    return figure.name, figure.unit, f"{figure.a:,.2f}", f"{figure.b:,.2f}", ratio, interval, verdict
 
 
 def _count(number: int, what: str) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from colibrid.errors import ColibridError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator, Mapping
 
 MAX_HEAD_BYTES = 64 << 10
@@ -178,9 +179,9 @@ class Connection(asyncio.Protocol):
         self._served = 0
 
     @classmethod
-    async def open(cls, host: str, port: int) -> Connection:
-        """OSError: nobody listens there."""
-        _, protocol = await asyncio.get_running_loop().create_connection(cls, host, port)
+    async def open(cls, host: str, port: int, tls: ssl.SSLContext | None = None) -> Connection:
+        """OSError: nobody listens there, or its certificate is not trusted."""
+        _, protocol = await asyncio.get_running_loop().create_connection(cls, host, port, ssl=tls)
         return protocol
 
     @property

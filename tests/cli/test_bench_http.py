@@ -3,85 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import threading
+import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
+from fake_openai import FakeServer, answer, stream
 
 from colibrid.cli.main import run
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
+    from fake_openai import Handler
 
-    Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
-
-
-class FakeServer:
-    """An OpenAI server in a thread; `handler` answers completions, all of whose bodies are kept."""
-
-    def __init__(self, handler: Handler) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.models: object = {"object": "list", "data": [{"id": "fake", "object": "model"}]}
-        self.url = ""
-        self._handler = handler
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[FakeServer]:
-        loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever)
-        thread.start()
-        runner = asyncio.run_coroutine_threadsafe(self._start(), loop).result(10)
-        try:
-            yield self
-        finally:
-            asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
-
-    async def _start(self) -> web.AppRunner:
-        app = web.Application()
-        app.router.add_get("/v1/models", self._list)
-        app.router.add_post("/v1/completions", self._complete)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        return runner
-
-    async def _list(self, _request: web.Request) -> web.Response:
-        return web.json_response(self.models)
-
-    async def _complete(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        self.bodies.append(body)
-        self.headers.append(dict(request.headers))
-        return await self._handler(request, body)
-
-
-async def answer(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """A proper server: two events of text whose tokens make up max_tokens, or one whole answer."""
-    usage = {"completion_tokens": body["max_tokens"]}
-    if not body.get("stream"):
-        return web.json_response({"choices": [{"text": "ab"}], "usage": usage})
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
-    for event in (
-        {"choices": [{"text": "a"}]},
-        {"choices": [{"text": "b"}]},
-        {"choices": [{"text": "", "finish_reason": "length"}]},
-        {"choices": [], "usage": usage},
-    ):
-        await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        await asyncio.sleep(0.002)
-    await response.write(b"data: [DONE]\n\n")
-    return response
+TLS = Path(__file__).parents[1] / "data" / "tls"
 
 
 def bench(url: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -100,8 +36,8 @@ def test_streams_are_counted_and_timed(capsys: pytest.CaptureFixture[str]) -> No
     assert report["requests_per_s"] == pytest.approx(12 / report["elapsed_s"])
     assert report["output_tokens_per_s"] == pytest.approx(60 / report["elapsed_s"])
     assert report["tokens_per_request"] == 5
-    request, first = report["request_ms"], report["first_token_ms"]
-    between, events = report["between_tokens_ms"], report["between_events_ms"]
+    request, first = report["e2e_ms"], report["ttft_ms"]
+    between, events = report["tpot_ms"], report["itl_ms"]
     assert 0 < first["p50"] < request["p50"] <= request["p90"] <= request["p99"] <= request["max"]
     # Two events a request: the gap between them spans four tokens.
     assert events["mean"] == pytest.approx(4 * between["mean"])
@@ -134,8 +70,8 @@ def test_the_body_is_what_the_options_say(capsys: pytest.CaptureFixture[str], tm
     assert body == {"model": "other", "max_tokens": 5, "temperature": 0, "cache_prompt": False, "user": "me"}
     assert server.headers[0]["Authorization"] == "Bearer secret-key"
     assert "secret-key" not in json.dumps(report)
-    assert report["first_token_ms"] is None
-    assert report["request_ms"]["p50"] > 0
+    assert report["ttft_ms"] is None
+    assert report["e2e_ms"]["p50"] > 0
 
 
 def test_refusals_are_counted_apart_and_tried_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,8 +106,8 @@ async def _error_in_stream(request: web.Request, _body: dict[str, Any]) -> web.S
     return response
 
 
-async def _no_usage(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-    return web.Response(text='data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n')
+async def _cut_stream(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+    return await stream(request, [{"choices": [{"text": "a"}]}], done=False)
 
 
 async def _nonsense(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
@@ -195,7 +131,7 @@ async def _slow(_request: web.Request, _body: dict[str, Any]) -> web.StreamRespo
         (_error, "500: "),
         (_busy_without_time, "503: later"),
         (_error_in_stream, "engine died"),
-        (_no_usage, "usage.completion_tokens"),
+        (_cut_stream, "without [DONE]"),
         (_nonsense, "not an answer of this API"),
         (_cut, "the server closed the connection"),
         (_slow, "no answer within 0.2 s"),
@@ -209,7 +145,7 @@ def test_failures_are_counted_and_explained(handler: Handler, problem: str, caps
     assert code == 1
     assert (report["ok"], report["refused"], report["failed"]) == (0, 0, 2)
     assert problem in report["problems"][0]
-    assert report["request_ms"] is None
+    assert report["e2e_ms"] is None
 
 
 def test_a_time_instead_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,15 +170,13 @@ def test_the_table_names_server_load_and_times(capsys: pytest.CaptureFixture[str
         "5.0 tokens a request",
     ):
         assert part in text
-    assert [line.split("  ")[0] for line in text.splitlines()[-4:]] == [
-        "request", "first token", "between tokens", "between events",
-    ]  # fmt: skip
+    assert [line.split()[0] for line in text.splitlines()[-4:]] == ["TTFT", "TPOT", "ITL", "e2e"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--url", "https://x"], 78, "--url 'https://x'"),
+        (["--url", "ftp://x"], 78, "--url 'ftp://x'"),
         (["--url", "http://x:99999"], 78, "--url"),
         (["--field", "n"], 78, "--field 'n'"),
         (["--field", "n=x"], 78, "--field 'n=x'"),
@@ -278,3 +212,267 @@ def test_a_key_file_without_a_key_is_named(capsys: pytest.CaptureFixture[str], t
     keys.write_text("# nobody yet\n\n")
     assert run(["bench", "http", "--api-key-file", str(keys)]) == 78
     assert capsys.readouterr().err == f"colibrid: --api-key-file {keys} holds no key; write one a line\n"
+
+
+SHORT = ("--clients", "2", "--requests", "4", "--warmup", "3")
+
+
+def _only(*refused: str) -> Handler:
+    """A server that answers 400 to each of these."""
+
+    async def handle(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        for name in refused:
+            if name in body or (name == "ids" and isinstance(body.get("prompt"), list)):
+                return web.json_response({"error": {"message": f"no {name}"}}, status=400)
+        return await answer(request, body)
+
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("refused", "form", "tries"),
+    [
+        ((), (True, True, True), 0),
+        (("ids",), (False, True, True), 3),
+        (("ignore_eos",), (True, False, True), 2),
+        (("stream_options", "ignore_eos"), (True, False, False), 4),
+        (("ids", "ignore_eos", "stream_options"), (False, False, False), 7),
+    ],
+)
+def test_the_warm_up_finds_out_what_a_server_takes(
+    refused: tuple[str, ...], form: tuple[bool, ...], tries: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Token ids, ignore_eos and stream_options are left out where they are refused, as few of them as possible."""
+    with FakeServer(_only(*refused)).running() as server:
+        code, report = bench(server.url, capsys, *SHORT)
+    assert code == 0
+    assert report["ok"] == 4
+    assert (report["form"]["ids"], report["form"]["ignore_eos"], report["form"]["ask_usage"]) == form
+    assert len(server.bodies) == 7 + tries
+
+
+def test_what_was_adapted_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table tells that the load is not quite what was asked for."""
+    with FakeServer(_only("ids", "ignore_eos")).running() as server:
+        assert run(["bench", "http", "--url", server.url, *SHORT, "--max-tokens", "5"]) == 0
+    text = capsys.readouterr().out
+    assert "adapted    the server takes no token ids: prompts are words" in text
+    assert "it takes no ignore_eos: answers may be shorter" in text
+
+
+def test_a_form_that_was_asked_for_is_not_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    """--prompt-form ids against a server that takes words only ends the run with the server's own words."""
+    with FakeServer(_only("ids")).running() as server:
+        assert run(["bench", "http", "--url", server.url, *SHORT, "--prompt-form", "ids"]) == 1
+    assert "no request of the warm-up was answered: 400: " in capsys.readouterr().err
+
+
+def test_words_are_as_many_as_the_tokenizer_makes_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first answer's usage says how many tokens a word takes; later prompts have their length in tokens."""
+
+    async def two_a_word(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        usage = {"completion_tokens": 1, "prompt_tokens": 2 * len(body["prompt"].split())}
+        return web.json_response({"choices": [{"text": "a"}], "usage": usage})
+
+    with FakeServer(two_a_word).running() as server:
+        _, report = bench(server.url, capsys, *SHORT, "--no-stream", "--prompt-form", "text")
+    assert report["prompt_tokens_per_request"] == 6
+    assert [len(body["prompt"].split()) for body in server.bodies] == [6] + [3] * 6
+    assert len({body["prompt"] for body in server.bodies[1:]}) == 6
+
+
+def test_a_server_without_usage_has_an_event_a_token(capsys: pytest.CaptureFixture[str]) -> None:
+    """Streams are counted by their events with text, and the report says so."""
+
+    async def silent(request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        return await stream(request, [{"choices": [{"text": text}]} for text in ("a", "b", "", "c")])
+
+    with FakeServer(silent).running() as server:
+        code, report = bench(server.url, capsys, *SHORT)
+    assert (code, report["tokens_from"], report["tokens_per_request"]) == (0, "events", 3)
+
+
+def test_chats(capsys: pytest.CaptureFixture[str]) -> None:
+    """--chat sends one message of words; an event that brings only a role is no token."""
+
+    async def chat(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        deltas: list[dict[str, Any]] = [{"role": "assistant"}, {"reasoning_content": "m"}, {"content": "a"}, {}]
+        return await stream(request, [{"choices": [{"delta": delta}]} for delta in deltas])
+
+    with FakeServer(chat).running() as server:
+        code, report = bench(server.url, capsys, *SHORT, "--chat")
+    assert (code, report["tokens_per_request"]) == (0, 2)
+    (message,) = server.bodies[0]["messages"]
+    assert message["role"] == "user"
+    assert len(message["content"].split()) == 6
+    assert "prompt" not in server.bodies[0]
+
+
+def test_lengths_are_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    """Prompts and answers have the lengths of their distributions, the same ones for the same seed."""
+    lengths = ("--prompt-tokens", "uniform:2-9", "--max-tokens", "lognormal:5,1,20", "--warmup", "0")
+    with FakeServer(answer).running() as server:
+        for _ in range(2):
+            _, report = bench(server.url, capsys, "--clients", "1", "--requests", "40", *lengths)
+    drawn = [(len(body["prompt"]), body["max_tokens"]) for body in server.bodies]
+    assert drawn[:40] == drawn[40:]
+    assert {length for length, _ in drawn} == set(range(2, 10))
+    assert len({most for _, most in drawn}) > 5
+    assert max(most for _, most in drawn) <= 20
+    assert report["load"]["prompt_tokens"] == {"kind": "uniform", "low": 2, "high": 9}
+
+
+def test_an_open_loop_counts_from_the_arrival(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that answers one at a time in 50 ms gets a request every 10 ms: each waits for all before it."""
+
+    async def slow(_request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return web.json_response({"choices": [{"text": "a"}], "usage": {"completion_tokens": 1}})
+
+    arguments = ("--rate", "100", "--arrivals", "fixed", "--requests", "8", "--max-in-flight", "1", "--no-stream")
+    with FakeServer(slow).running() as server:
+        code, report = bench(server.url, capsys, *arguments, "--warmup", "0")
+    assert (code, report["ok"], report["in_flight"]) == (0, 8, 1)
+    for index, sample in enumerate(report["samples"]):
+        assert sample["at"] == pytest.approx(index / 100, abs=1e-5)
+        assert sample["late_ms"] >= 40 * index - 5
+        assert sample["e2e_ms"] >= sample["late_ms"] + 45
+    assert report["late_ms"]["max"] >= 270
+    assert report["elapsed_s"] >= 0.39
+
+
+def test_an_open_loop_does_not_wait_for_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    """All requests are under way before the first is answered."""
+    arrived = 0
+
+    async def all_together(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal arrived
+        arrived += 1
+        while arrived < 30:  # noqa: ASYNC110 - it is looked at
+            await asyncio.sleep(0.005)
+        return await answer(request, body)
+
+    with FakeServer(all_together).running() as server:
+        code, report = bench(server.url, capsys, "--rate", "500", "--requests", "30", "--warmup", "0")
+    assert (code, report["ok"], report["in_flight"]) == (0, 30, 30)
+    ats = [sample["at"] for sample in report["samples"]]
+    assert len(set(ats)) == 30
+
+
+def test_what_an_open_loop_is_refused_is_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody sends it again, and it counts against goodput."""
+    seen = 0
+
+    async def every_other(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        nonlocal seen
+        seen += 1
+        if seen % 2:
+            return web.Response(status=503, headers={"Retry-After": "1"})
+        return await answer(request, body)
+
+    arguments = ("--rate", "200", "--requests", "10", "--warmup", "0", "--slo", "e2e_ms<60000, ttft_ms<60000")
+    with FakeServer(every_other).running() as server:
+        code, report = bench(server.url, capsys, *arguments)
+    assert (code, report["ok"], report["refused"]) == (0, 5, 5)
+    assert len(server.bodies) == 10
+    assert (report["goodput"]["good"], report["goodput"]["share"]) == (5, 0.5)
+    assert report["goodput"]["requests_per_s"] == pytest.approx(5 / report["elapsed_s"])
+
+
+def test_a_trace_says_what_is_sent_and_when(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Its times, lengths and texts; what a line leaves out is drawn as the options say."""
+    trace = tmp_path / "day.jsonl"
+    trace.write_text(
+        '{"at": 0, "prompt_tokens": 3, "max_tokens": 2}\n\n'
+        '{"at": 0.05, "prompt": "Once upon", "max_tokens": 4}\n{"at": 0.2, "prompt_tokens": 7}\n'
+    )
+    with FakeServer(answer).running() as server:
+        code, report = bench(server.url, capsys, "--trace", str(trace), "--warmup", "0")
+        assert run(["bench", "http", "--url", server.url, "--trace", str(trace), "--warmup", "0"]) == 0
+    assert code == 0
+    assert sorted(sample["at"] for sample in report["samples"]) == pytest.approx([0, 0.05, 0.2], abs=1e-5)
+    sent = {
+        body["prompt"] if isinstance(body["prompt"], str) else len(body["prompt"]): body["max_tokens"]
+        for body in server.bodies[:3]
+    }
+    assert sent == {3: 2, "Once upon": 4, 7: 5}
+    assert report["load"]["trace"]["file"] == "day.jsonl"
+    text = capsys.readouterr().out
+    assert "open loop at the times of the trace, 3 requests" in text
+    assert "of day.jsonl (3 lines, SHA-256" in text
+
+
+def test_a_trace_without_times_is_a_closed_loop_or_has_a_rate(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Its lines are taken in their order, again from the first if more are asked for."""
+    trace = tmp_path / "lengths.jsonl"
+    trace.write_text('{"prompt_tokens": 3, "max_tokens": 2}\n{"prompt_tokens": 5, "max_tokens": 1}\n')
+    with FakeServer(answer).running() as server:
+        _, closed = bench(
+            server.url, capsys, "--trace", str(trace), "--clients", "1", "--requests", "5", "--warmup", "0"
+        )
+        _, opened = bench(server.url, capsys, "--trace", str(trace), "--rate", "100", "--warmup", "0")
+    assert [len(body["prompt"]) for body in server.bodies[:5]] == [3, 5, 3, 5, 3]
+    assert (closed["ok"], closed["late_ms"]) == (5, None)
+    assert opened["ok"] == 2
+    assert opened["late_ms"] is not None
+
+
+def test_reports_go_into_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """--out holds what --json prints, --html a page; `bench compare` reads the former, several a side, and writes both."""
+    files = [tmp_path / name for name in ("a.json", "b.json", "a.html", "c.html")]
+    with FakeServer(answer).running() as server:
+        for out in files[:2]:
+            arguments = ("--requests", "20", "--out", str(out), "--html", str(files[2]), "--slo", "ttft_ms<=60000")
+            _, report = bench(server.url, capsys, *arguments)
+    assert json.loads(files[1].read_text()) == report
+    assert files[2].read_text().startswith("<!doctype html>")
+    sides = (str(files[0]), f"{files[0]},{files[1]}")
+    assert run(["bench", "compare", *sides, "--html", str(files[3]), "--resamples", "100"]) == 0
+    text = capsys.readouterr().out
+    assert "20 requests" in text
+    assert "40 requests" in text
+    for name in ("requests/s", "goodput", "TTFT p99", "TPOT mean", "ITL p50", "e2e p90"):
+        assert f"\n{name} " in text
+    assert "<svg" in files[3].read_text()
+    assert run(["bench", "compare", *sides, "--json", "--resamples", "100"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == [20, 40]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--prompt-tokens", "some"], 78, "--prompt-tokens 'some': write a number, uniform:LOW-HIGH"),
+        (["--slo", "ttft<3"], 78, "did you mean ttft_ms?"),
+        (["--chat", "--prompt-form", "ids"], 2, "chats are texts"),
+        (["--rate", "5", "--trace", "TRACE"], 2, "have times of their own"),
+        (
+            ["--warmup", "0", "--out", "/no/such/folder/a.json"],
+            78,
+            "/no/such/folder/a.json cannot be written: there is no folder",
+        ),
+    ],
+)
+def test_mistakes_in_a_load_are_named(
+    arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """One clear line, before anything is sent if it can be."""
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"at": 0, "prompt_tokens": 1}\n')
+    arguments = [str(trace) if argument == "TRACE" else argument for argument in arguments]
+    with FakeServer(answer).running() as server:
+        assert run(["bench", "http", "--url", server.url, "--requests", "1", *arguments]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_https(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server behind TLS is measured if its certificate is trusted, and named if not."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(TLS / "first.pem", TLS / "first.key")
+    with FakeServer(answer, context).running() as server:
+        assert run(["bench", "http", "--url", server.url]) == 1
+        assert "certificate verify failed" in capsys.readouterr().err
+        monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "first.pem"))
+        code, report = bench(server.url, capsys, *SHORT)
+    assert (code, report["ok"]) == (0, 4)

@@ -24,7 +24,7 @@ def test_a_run_of_the_tiny_shape(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert report["ok"] > 0
         assert report["failed"] == report["refused"] == 0
         assert report["tokens_per_request"] == serve_bench.MAX_TOKENS
-        assert report["first_token_ms"]["p50"] > 0
+        assert report["ttft_ms"]["p50"] > 0
         assert row["device_bytes"] == 0
     *_, one, three, start = capsys.readouterr().out.splitlines()
     assert (one.split()[:3], three.split()[:3]) == (["tiny", "1", "colibrid"], ["tiny", "3", "colibrid"])
