@@ -1,4 +1,4 @@
-"""An OpenAI server in a thread, for tests of clients."""
+"""An OpenAI server in a thread, for tests of `colibrid bench http`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from colibrid.cli.main import run
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Iterator
+
+    import pytest
 
     Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
@@ -89,3 +93,9 @@ async def stream(request: web.Request, events: list[dict[str, Any]], *, done: bo
     if done:
         await response.write(b"data: [DONE]\n\n")
     return response
+
+
+def bench(url: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit code and report."""
+    code = run(["bench", "http", "--url", url, "--json", "--prompt-tokens", "6", "--max-tokens", "5", *arguments])
+    return code, json.loads(capsys.readouterr().out)

@@ -52,7 +52,7 @@ def report_page(report: HttpReport) -> str:
     samples = report.samples
     parts = [
         f"<h1>{escape(report.model)}</h1>",
-        f'<p class="soft">Load on {escape(report.load.url)}, {escape(report.made)}. {escape(arrival_words(report.load))}.</p>',
+        f'<p class="soft">Load on {escape(report.load.url)}, {escape(report.made)}: {escape(arrival_words(report.load))}.</p>',
         *(f'<p class="warning">Failed: {escape(problem)}</p>' for problem in report.problems),
         *_big(_headlines(report)),
         "<h2>Times in ms</h2>",
@@ -70,8 +70,8 @@ def report_page(report: HttpReport) -> str:
             chart(
                 "s since the beginning", "ms",
                 [
-                    Series("whole", [(s.at, s.e2e_ms) for s in samples], "dots"),
                     Series("until the first token", [(s.at, s.ttft_ms) for s in samples if s.ttft_ms is not None], "dots"),
+                    Series("whole", [(s.at, s.e2e_ms) for s in samples], "dots"),
                 ],
                 alt="whole time and time to first token of each request, by when it was to be sent",
             ),

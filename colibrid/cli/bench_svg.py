@@ -74,7 +74,7 @@ class _Scale:
 
 
 def chart(x_name: str, y_name: str, series: Sequence[Series], *, alt: str, log_x: bool = False) -> str:
-    """One chart. The second axis begins at 0. Series without points are left out."""
+    """One chart. The second axis begins at 0, and ends at 100 of percents. Series without points are left out."""
     series = [each for each in series if each.points]
     if not series:
         return ""
@@ -83,7 +83,8 @@ def chart(x_name: str, y_name: str, series: Sequence[Series], *, alt: str, log_x
     positive = [x for x in xs if x > 0]
     log_x = log_x and bool(positive)
     across = _Scale(min(positive) if log_x else 0.0, max(xs), _LEFT, WIDTH - _RIGHT, log=log_x)
-    up = _Scale(0.0, max(ys), HEIGHT - _BOTTOM, _TOP, log=False)
+    most = 100.0 if y_name.startswith("%") else 1.05 * max(ys)
+    up = _Scale(0.0, most, HEIGHT - _BOTTOM, _TOP, log=False)
     parts = [*_axes(across, up, x_name, y_name), *_legend(series)]
     for index, each in enumerate(series):
         points = [(max(x, across.low), y) for x, y in _thinned(each.points)]
@@ -132,15 +133,14 @@ def _axes(across: _Scale, up: _Scale, x_name: str, y_name: str) -> Iterator[str]
 
 
 def _legend(series: Sequence[Series]) -> Iterator[str]:
-    x = WIDTH - _RIGHT
-    for index, each in reversed(list(enumerate(series))):
-        yield _text(x, 14, each.name, "end")
-        x -= 7.0 * len(each.name) + 14
+    x = _LEFT + 190
+    for index, each in enumerate(series):
         if each.kind == "line":
-            yield f'<path class="line s{index}" d="M{x - 22} 10L{x} 10"/>'
+            yield f'<path class="line s{index}" d="M{x} 10L{x + 24} 10"/>'
         else:
-            yield _mark(index, x - 6, 10)
-        x -= 36
+            yield _mark(index, x + 18, 10)
+        yield _text(x + 30, 14, each.name, "start")
+        x += 7.0 * len(each.name) + 60
 
 
 def _mark(index: int, x: float, y: float) -> str:

@@ -109,7 +109,7 @@ def test_a_comparison_says_what_is_shown() -> None:
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 async def test_a_browser_shows_them(tmp_path: Path, dark: bool) -> None:
     """Without a network: no complaint, no request but for the file, nothing wider than the window, charts of some size."""
-    async with tab(tmp_path / "browser", dark=dark) as page:
+    async with tab(tmp_path / "browser", height=2200, dark=dark) as page:
         await page.call(
             "Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0
         )

@@ -34,7 +34,7 @@ def test_two_series_differ_in_more_than_colour() -> None:
     svg = chart("s", "ms", [Series("a", [(0, 1)], "dots"), Series("b<", [(1, 2)], "dots")], alt="x")
     picture = parse(svg)
     assert len(list(picture.iter("circle"))) == len(list(picture.iter("rect"))) == 2
-    assert [text.text for text in picture.iter("text") if text.get("y") == "14"] == ["ms", "b<", "a"]
+    assert [text.text for text in picture.iter("text") if text.get("y") == "14"] == ["ms", "a", "b<"]
 
 
 def test_nothing_to_draw_is_no_chart() -> None:

@@ -48,12 +48,12 @@ def test_a_whole_run(tmp_path: Path) -> None:
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     document = tmp_path / "page.md"
-    document.write_text(f"before\n{script.BEGIN}\nold\n{script.END}\nafter\n")
+    document.write_text(f"before\n{script.BEGIN}\nof yesterday\n{script.END}\nafter\n")
     script.publish(results, document, "a.md")
     published = document.read_text()
     assert published.startswith(f"before\n{script.BEGIN}\na machine; commit ")
     assert published.endswith(f"[its page](a.md).\n{script.END}\nafter\n")
-    assert "old" not in published
+    assert "yesterday" not in published
     loaded = "\n".join(script.markdown(msgspec.structs.replace(results, busy=0.4)))
     assert "**From a loaded machine (40% busy" in loaded
     assert "loaded machine" not in "\n".join(script.markdown(msgspec.structs.replace(results, busy=0.01)))
