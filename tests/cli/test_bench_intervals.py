@@ -56,7 +56,7 @@ def test_equal_runs_are_seldom_told_apart() -> None:
         a, b = (run_of(source, 240, together=8) for _ in range(2))
         found = figures_of(compare([a], [b], resamples=150))
         wrong += found["e2e mean"].verdict != "unclear"
-    assert wrong <= 8  # a perfect interval: 2; one from single requests: about 20
+    assert wrong <= 8  # perfect intervals: 2; those from single requests: more than half
 
 
 def test_the_same_seed_gives_the_same_intervals() -> None:
