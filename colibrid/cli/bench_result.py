@@ -10,7 +10,7 @@ import msgspec
 
 from colibrid import __version__
 from colibrid.cli.bench_load import HttpLoad
-from colibrid.cli.bench_slo import parse_slo
+from colibrid.cli.bench_slo import keeps, parse_slo
 from colibrid.cli.bench_stats import Spread, spread
 from colibrid.errors import ConfigError
 
@@ -154,7 +154,7 @@ def summarise(load: HttpLoad, form: Form, model: str, outcome: Outcome, made: st
 def good_ones(samples: Sequence[Sample], slo: str, *, stream: bool) -> list[bool]:
     """Of each request, whether it kept all limits."""
     limits = parse_slo(slo, stream=stream)
-    return [all(limit.kept(sample) for limit in limits) for sample in samples]
+    return [all(keeps(sample, limit) for limit in limits) for sample in samples]
 
 
 def read_report(path: Path) -> HttpReport:
