@@ -18,10 +18,14 @@ from colibrid.config.sizes import format_bytes
 from colibrid.engine.library import Library
 from colibrid.errors import ConfigError, ModelError
 from colibrid.model import convert as conversion
-from colibrid.model.formats import format_of_section
+from colibrid.model.checkpoint import Checkpoint
+from colibrid.model.formats import format_of, format_of_section
 from colibrid.model.layout import FP32_ROLES
 from colibrid.model.pack import is_pack, open_pack
-from colibrid.model.precision import AS_IT_IS, Plan, parse_plan
+from colibrid.model.precision import AS_IT_IS, Plan, check_plan, parse_plan
+from colibrid.model.source import CheckpointModel
+from colibrid.tune.cold import COLD_FORMAT, COLD_SHARE, by_use, cold, cold_plan
+from colibrid.tune.usage import check_fits, read_report
 
 if TYPE_CHECKING:
     from colibrid.model.fingerprint import Dtype
@@ -51,6 +55,19 @@ if TYPE_CHECKING:
     "as --dtype says. See docs/PRECISION.md.",
 )
 @click.option(
+    "--precision-from",
+    metavar="REPORT",
+    help="Give the experts that your data uses least a smaller format: a file of `colibrid experts report`.",
+)
+@click.option("--cold-format", metavar="FORMAT", help=f"With --precision-from: the smaller format.  [default: {COLD_FORMAT}]")
+@click.option(
+    "--cold-share",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="With --precision-from: the share of any task's assignments that these experts may have.  "
+    f"[default: {COLD_SHARE}]",
+)
+@click.option(
     "--backend",
     type=click.Choice(["cpu", "cuda", "any"]),
     default="cpu",
@@ -66,6 +83,9 @@ def convert(
     seed: int,
     dtype: Dtype,
     precision: str | None,
+    precision_from: str | None,
+    cold_format: str | None,
+    cold_share: float | None,
     backend: Backend,
     config_file: str | None,
     name: str | None,
@@ -79,9 +99,22 @@ def convert(
     """
     if len(paths) != (2 if dummy is None else 1):
         raise click.UsageError("give SRC and DST, or with --dummy SHAPE only DST")
+    if precision_from is None and (cold_format is not None or cold_share is not None):
+        raise click.UsageError("--cold-format and --cold-share go with --precision-from REPORT")
+    if precision_from is not None and dummy is not None:
+        raise click.UsageError("--precision-from is about a checkpoint's experts; it goes with SRC, not with --dummy")
     use_plugins(load_settings(read_environment(), config_file, (), {}))
     target = Path(paths[-1]).expanduser()
     plan = AS_IT_IS if precision is None else parse_plan(precision)
+    told = ""
+    if precision_from is not None:
+        plan, told = _by_use(
+            paths[0],
+            plan,
+            precision_from,
+            COLD_FORMAT if cold_format is None else cold_format,
+            COLD_SHARE if cold_share is None else cold_share,
+        )
     progress = None if quiet else Progress("converting")
     report = (lambda *_: None) if progress is None else progress
     try:
@@ -108,7 +141,7 @@ def convert(
     finally:
         if progress is not None:
             progress.close()
-    print(summary(paths[-1], manifest))
+    print(summary(paths[-1], manifest) + told)
 
 
 def summary(where: str, manifest: Manifest) -> str:
@@ -121,6 +154,33 @@ def summary(where: str, manifest: Manifest) -> str:
         if section.role not in FP32_ROLES
     )
     return f"{where}: {manifest.family}, {', '.join(names)}, {format_bytes(size)} in {len(manifest.files)} files"
+
+
+def _by_use(src: str, plan: Plan, report_file: str, name: str, share: float) -> tuple[Plan, str]:
+    """The plan with a rule for cold experts, and what is said of it. ConfigError: report, format or share do not fit."""
+    try:
+        form = format_of(name.lower())
+    except ModelError as error:
+        raise ConfigError(f"--cold-format: {error}") from None
+    report = read_report(report_file, "--precision-from")
+    source = Path(src).expanduser()
+    if is_pack(source):
+        raise ConfigError(f"--precision-from: {src} is a pack, which keeps its formats; convert the checkpoint")
+    with Checkpoint(checkpoint_folder(src)) as checkpoint:
+        model = CheckpointModel(checkpoint)
+        family, description = model.family.architecture, model.description
+    check_plan(plan, description.layers, tied_head=description.hyperparameters.tied_head)
+    check_fits(report, family, description.layers, "--precision-from", src)
+    order = by_use(report.layers)
+    chosen = cold(order, share)
+    if not chosen:
+        raise ConfigError(
+            f"--cold-share is {share:g}, but the least used expert has {order[0].cost:.2g} of a task's assignments; raise it"
+        )
+    total = sum(each.assignments for each in order)
+    touched = sum(each.assignments for each in chosen) / total if total else 0.0
+    said = f"; {len(chosen)} of {len(order)} experts, with {100 * touched:.2f} % of the assignments, are {form.name}"
+    return cold_plan(chosen, form, plan, "--precision-from"), said
 
 
 def checkpoint_folder(src: str) -> Path:

@@ -1,4 +1,4 @@
-"""`colibrid experts`: looks at a running daemon's experts, and replaces one."""
+"""`colibrid experts`: looks at a running daemon's experts, replaces one, and tells which ones data use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from typing import Any
 import click
 
 from colibrid.cli.admin_client import admin_client, admin_options
+from colibrid.cli.experts_report import report
 
 
-@click.group(short_help="Look at and replace a running daemon's experts.")
+@click.group(short_help="Look at and replace experts, and see which ones your data uses.")
 def experts() -> None:
-    """Look at and replace the experts of a running daemon, over its admin socket (docs/HOT_SWAP.md)."""
+    """See which experts your data uses (docs/EXPERTS.md); look at and replace those of a running daemon, over its admin
+    socket (docs/HOT_SWAP.md).
+    """
+
+
+experts.add_command(report)
 
 
 @experts.command(name="list", short_help="Show which experts were replaced.")

@@ -30,7 +30,7 @@ _VERBS = {
     "serve": ("colibrid.cli.serve", "Serve a model over the OpenAI API."),
     "complete": ("colibrid.cli.complete", "Continue a prompt once, without a server."),
     "convert": ("colibrid.cli.convert", "Make a pack from a Hugging Face checkpoint."),
-    "experts": ("colibrid.cli.experts", "Look at and replace a running daemon's experts."),
+    "experts": ("colibrid.cli.experts", "Look at and replace experts, and see which ones your data uses."),
     "quantize": ("colibrid.cli.quantize", "Make a pack of small weights, by your own texts."),
     "verify": ("colibrid.cli.verify", "Check a pack's bytes, and how far it is from its source."),
     "export": ("colibrid.cli.export", "Write a pack back as a Hugging Face checkpoint."),
