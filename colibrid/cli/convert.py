@@ -78,6 +78,7 @@ if TYPE_CHECKING:
 @click.option("--name", metavar="NAME", help="Default model id; else the name of the folder SRC.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress bar.")
 def convert(
+    *,
     paths: tuple[str, ...],
     dummy: str | None,
     seed: int,
@@ -89,7 +90,6 @@ def convert(
     backend: Backend,
     config_file: str | None,
     name: str | None,
-    *,
     quiet: bool,
 ) -> None:
     """Make the pack DST from the Hugging Face checkpoint in the folder SRC, or with --dummy from nothing. SRC may be a
@@ -175,7 +175,7 @@ def _by_use(src: str, plan: Plan, report_file: str, name: str, share: float) -> 
     chosen = cold(order, share)
     if not chosen:
         raise ConfigError(
-            f"--cold-share is {share:g}, but the least used expert has {order[0].cost:.2g} of a task's assignments; raise it"
+            f"--cold-share is {share:g}, but the least used expert has {float(order[0].cost):.2g} of a task's assignments; raise it"
         )
     total = sum(each.assignments for each in order)
     touched = sum(each.assignments for each in chosen) / total if total else 0.0

@@ -190,10 +190,10 @@ def lines(found: ExpertReport) -> Iterator[str]:
     )
     yield ""
     yield from _table(
-        (f"experts in {found.cold_format} with at most", "experts", "saved", "of the pack", "assignments they have"),
+        ("cold experts do at most", f"in {found.cold_format}", "saved", "of the pack", "they do"),
         (
             (
-                "no assignment" if not saving.share else f"{100 * saving.share:g} % of a task's assignments",
+                "nothing" if not saving.share else f"{100 * saving.share:g} % of any task",
                 f"{saving.experts} of {_experts(found)}",
                 format_bytes(saving.bytes),
                 f"{100 * saving.bytes / found.pack_bytes:.1f} %",

@@ -7,10 +7,9 @@ little of the data is of that task (docs/decisions/0038-cold-experts.md).
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
-
-import msgspec
 
 from colibrid.errors import ConfigError
 from colibrid.model import layout
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 
 COLD_FORMAT = "int4"  # and share, where none are asked for
 COLD_SHARE = 0.01
-SHARES = (0.0, 0.001, 0.01, 0.02, 0.05, 0.1)  # that a report tells of
+SHARES = (0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5)  # that a report tells of
 
 
 class Expert(NamedTuple):
     """One routed expert and what it does."""
 
-    cost: float  # the largest share of a task's assignments that it has
+    cost: Fraction  # the largest share of a task's assignments that it has; exact, for sums of them are compared
     layer: int
     expert: int
     assignments: int
@@ -43,7 +42,10 @@ def by_use(layers: Sequence[LayerUse]) -> list[Expert]:
     tasks = [sum(map(sum, counts)) for counts in zip(*(use.assignments for use in layers), strict=True)]
     found = [
         Expert(
-            max((counts[expert] / total for counts, total in zip(use.assignments, tasks, strict=True) if total), default=0.0),
+            max(
+                (Fraction(counts[expert], total) for counts, total in zip(use.assignments, tasks, strict=True) if total),
+                default=Fraction(0),
+            ),
             use.layer,
             expert,
             assignments,
@@ -57,10 +59,10 @@ def by_use(layers: Sequence[LayerUse]) -> list[Expert]:
 def cold(experts: Iterable[Expert], share: float) -> list[Expert]:
     """Of experts in the order of `by_use`, as many as cost at most `share` together."""
     found = []
-    spent = 0.0
+    spent = Fraction(0)
     for each in experts:
         spent += each.cost
-        if spent > share:
+        if float(spent) > share:
             break
         found.append(each)
     return found

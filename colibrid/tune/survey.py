@@ -38,10 +38,7 @@ def survey(
     done = 0
     before = runner.loads()
     for name, items in groups.items():
-        base = done
-        answers = runner.ask(
-            [_request(runner, data, item) for item in items], lambda count, _all, base=base: progress(base + count, total)
-        )
+        answers = runner.ask([_request(runner, data, item) for item in items], _later(progress, done, total))
         done += len(items)
         after = runner.loads()
         counts.append(
@@ -60,6 +57,11 @@ def survey(
         for index in moe
     )
     return tuple(tasks), layers
+
+
+def _later(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:
+    """Progress of a part as progress of the whole."""
+    return lambda done, _part: progress(before + done, total)
 
 
 def _groups(data: Data) -> dict[str, list[Item]]:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from colibrid.model.manifest import Layer
 
 MAX_REPORT_BYTES = 256 << 20
-_Count = Annotated[int, Meta(ge=0, lt=1 << 63)]
+_Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class TaskUse(Struct):
+class TaskUse(Struct, frozen=True, kw_only=True):
     """Lines of the data that belong together: what they say as "task", else what is done with them."""
 
     task: str
@@ -31,7 +31,7 @@ class TaskUse(Struct):
     tokens: _Count  # of prompts and answers
 
 
-class LayerUse(Struct):
+class LayerUse(Struct, frozen=True, kw_only=True):
     """One MoE layer."""
 
     layer: _Count
@@ -54,7 +54,7 @@ class LayerUse(Struct):
         return [expert for expert, count in enumerate(self.totals) if not count]
 
 
-class Saving(Struct):
+class Saving(Struct, frozen=True, kw_only=True):
     """What moving the least used experts to another format would save."""
 
     share: float  # of the assignments of any task, at most
@@ -63,7 +63,7 @@ class Saving(Struct):
     touched: float  # share of all assignments that these experts have
 
 
-class ExpertReport(Struct):
+class ExpertReport(Struct, frozen=True, kw_only=True):
     """A whole report."""
 
     kind: Literal["experts"] = "experts"

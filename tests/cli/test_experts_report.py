@@ -142,7 +142,8 @@ def test_wrong_use_of_a_report(
     report = tmp_path / "R"
     use = LayerUse(layer=0, per_token=2, bytes=(1,) * 8, assignments=((1,) * 8,))
     small = msgspec.structs.replace(use, layer=1, bytes=(1, 1), assignments=((1, 1),))
-    report.write_bytes(msgspec.json.encode(msgspec.structs.replace(REPORT, layers=(use, small), model="other")))
+    other = msgspec.structs.replace(REPORT, model="other", tasks=REPORT.tasks[:1], layers=(use, small))
+    report.write_bytes(msgspec.json.encode(other))
     given = [str(report) if argument == "R" else argument for argument in arguments]
     assert run(["convert", "-q", str(model.parent / "source"), str(tmp_path / "x"), *given]) == code
     assert text in capsys.readouterr().err
@@ -200,6 +201,6 @@ def test_the_tables() -> None:
     ]
     assert rows[9:11] == [("chat", "1,200", "4,000", "12 of 14"), ("code", "2", "20", "12 of 14")]
     assert rows[14:] == [
-        ("no assignment", "10 of 14", "0 B", "0.0 %", "0.00 %"),
-        ("1 % of a task's assignments", "11 of 14", "256.0 KiB", "25.0 %", "0.50 %"),
+        ("nothing", "10 of 14", "0 B", "0.0 %", "0.00 %"),
+        ("1 % of any task", "11 of 14", "256.0 KiB", "25.0 %", "0.50 %"),
     ]

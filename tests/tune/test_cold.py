@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,8 @@ from colibrid.tune.usage import LayerUse
 if TYPE_CHECKING:
     from colibrid.model.pack import Pack
 
+NONE = Fraction(0)
+
 
 def use(layer: int, *tasks: tuple[int, ...], size: int = 1000) -> LayerUse:
     """A layer whose experts did so much in each task."""
@@ -26,14 +29,15 @@ def test_an_expert_costs_its_share_of_the_task_that_needs_it_most() -> None:
     """One that a small task leans on is not cold, however much larger the other task is."""
     layers = [use(0, (500, 490, 10, 0), (1, 1, 8, 0))]
     assert by_use(layers) == [
-        Expert(0.0, 0, 3, 0), Expert(0.49, 0, 1, 491), Expert(0.5, 0, 0, 501), Expert(0.8, 0, 2, 18),
+        Expert(NONE, 0, 3, 0), Expert(Fraction(49, 100), 0, 1, 491), Expert(Fraction(1, 2), 0, 0, 501),
+        Expert(Fraction(4, 5), 0, 2, 18),
     ]  # fmt: skip
 
 
 def test_a_task_without_assignments_costs_nothing() -> None:
     """As of a model whose data were only read for other tasks; experts that nobody used are taken by number."""
     assert by_use([use(0, (0, 0), (3, 1)), use(2, (0, 0), (0, 0))]) == [
-        Expert(0.0, 2, 0, 0), Expert(0.0, 2, 1, 0), Expert(0.25, 0, 1, 1), Expert(0.75, 0, 0, 3),
+        Expert(NONE, 2, 0, 0), Expert(NONE, 2, 1, 0), Expert(Fraction(1, 4), 0, 1, 1), Expert(Fraction(3, 4), 0, 0, 3),
     ]  # fmt: skip
 
 
@@ -51,7 +55,7 @@ def test_cold_ones_keep_within_the_share_together() -> None:
 
 def test_rules_are_ranges_and_the_users_own_win() -> None:
     """Neighbours share a rule; what --precision says of single experts stays, and its wider rules lose."""
-    chosen = [Expert(0.0, layer, expert, 0) for layer, expert in ((1, 5), (0, 2), (1, 3), (1, 4), (1, 7))]
+    chosen = [Expert(NONE, layer, expert, 0) for layer, expert in ((1, 5), (0, 2), (1, 3), (1, 4), (1, 7))]
     base = parse_plan("experts=int8, expert 0:2=bf16, expert 1:4-5=fp16")
     plan = cold_plan(chosen, FORMATS["int4-g64"], base, "--precision-from")
     assert str(plan) == (
@@ -66,7 +70,7 @@ def test_rules_are_ranges_and_the_users_own_win() -> None:
 
 def test_too_many_rules_are_an_error() -> None:
     """Rules are looked through for each matrix, so there is a most of them."""
-    chosen = [Expert(0.0, layer, expert, 0) for layer in range(70) for expert in range(0, 256, 2)]
+    chosen = [Expert(NONE, layer, expert, 0) for layer in range(70) for expert in range(0, 256, 2)]
     with pytest.raises(ConfigError, match=r"--precision-from: 8960 runs of cold experts .* lower --cold-share"):
         cold_plan(chosen, FORMATS["int8"], AS_IT_IS, "--precision-from")
 
