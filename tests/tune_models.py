@@ -84,9 +84,7 @@ def own_texts(checkpoint: Path, pack: Path, count: int, length: int) -> list[lis
         for number in range(count)
     ]
     with InProcessEngine(pack, slots=16, max_seq_len=length) as engine:
-        return [
-            [*request.prompt_ids, *answer.tokens] for request, answer in zip(asked, engine.run(asked), strict=True)
-        ]
+        return [[*request.prompt_ids, *answer.tokens] for request, answer in zip(asked, engine.run(asked), strict=True)]
 
 
 def _tokenizer() -> dict[str, object]:

@@ -59,7 +59,9 @@ if TYPE_CHECKING:
     metavar="REPORT",
     help="Give the experts that your data uses least a smaller format: a file of `colibrid experts report`.",
 )
-@click.option("--cold-format", metavar="FORMAT", help=f"With --precision-from: the smaller format.  [default: {COLD_FORMAT}]")
+@click.option(
+    "--cold-format", metavar="FORMAT", help=f"With --precision-from: the smaller format.  [default: {COLD_FORMAT}]"
+)
 @click.option(
     "--cold-share",
     type=click.FloatRange(0, 1),

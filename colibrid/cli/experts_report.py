@@ -56,9 +56,15 @@ class _Order(NamedTuple):
 @click.command(short_help="Show which experts your data uses.")
 @click.argument("model", required=False)
 @click.option(
-    "--data", multiple=True, required=True, metavar="FILE", help="JSON lines, as for `colibrid tune`; may be given again."
+    "--data",
+    multiple=True,
+    required=True,
+    metavar="FILE",
+    help="JSON lines to run (docs/EXPERTS.md); may be given again.",
 )
-@click.option("--out", metavar="REPORT", help="Everything found, as JSON, for `colibrid convert --precision-from REPORT`.")
+@click.option(
+    "--out", metavar="REPORT", help="Everything found, as JSON, for `colibrid convert --precision-from REPORT`."
+)
 @click.option(
     "--task",
     type=click.Choice(["generate", "score", "embed"]),
@@ -145,9 +151,7 @@ def _survey(library: Library, settings: Settings, pack: Pack, order: _Order) -> 
                 most=order.tokens,
                 longest_answer=order.answer_tokens,
             )
-            tasks, layers = survey(
-                runner, data, lambda done, total: None if bar is None else bar(done, total, "")
-            )
+            tasks, layers = survey(runner, data, lambda done, total: None if bar is None else bar(done, total, ""))
             device = runner.service.info.device
     finally:
         if bar is not None:
@@ -174,7 +178,9 @@ def lines(found: ExpertReport) -> Iterator[str]:
     tokens = sum(task.tokens for task in found.tasks)
     yield f"{found.model} on {found.device}: {requests:,} requests, {tokens:,} tokens of {found.data}"
     yield ""
-    yield from _table(("layer", "experts", "never used", "least used", "most used", "do half"), map(_layer, found.layers))
+    yield from _table(
+        ("layer", "experts", "never used", "least used", "most used", "do half"), map(_layer, found.layers)
+    )
     yield ""
     yield from _table(
         ("task", "requests", "tokens", "experts never used"),

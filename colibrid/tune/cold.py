@@ -43,7 +43,11 @@ def by_use(layers: Sequence[LayerUse]) -> list[Expert]:
     found = [
         Expert(
             max(
-                (Fraction(counts[expert], total) for counts, total in zip(use.assignments, tasks, strict=True) if total),
+                (
+                    Fraction(counts[expert], total)
+                    for counts, total in zip(use.assignments, tasks, strict=True)
+                    if total
+                ),
                 default=Fraction(0),
             ),
             use.layer,

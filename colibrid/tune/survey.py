@@ -41,9 +41,7 @@ def survey(
         answers = runner.ask([_request(runner, data, item) for item in items], _later(progress, done, total))
         done += len(items)
         after = runner.loads()
-        counts.append(
-            [[new - old for old, new in zip(*pair, strict=True)] for pair in zip(before, after, strict=True)]
-        )
+        counts.append([[new - old for old, new in zip(*pair, strict=True)] for pair in zip(before, after, strict=True)])
         tasks.append(TaskUse(task=name, requests=len(items), tokens=_tokens(answers)))
         before = after
     sizes = expert_bytes(runner.manifest)

@@ -97,7 +97,9 @@ def read_report(path: str, option: str) -> ExpertReport:
     for use in report.layers:
         sizes = {len(use.bytes), *map(len, use.assignments)}
         if len(sizes) != 1 or len(use.assignments) != len(report.tasks):
-            raise ConfigError(f"{option} {path}: counts of layer {use.layer} are not one for each task and expert; {remedy}")
+            raise ConfigError(
+                f"{option} {path}: counts of layer {use.layer} are not one for each task and expert; {remedy}"
+            )
     return report
 
 

@@ -91,7 +91,9 @@ def test_the_whole_way_to_a_mixed_pack(model: Path, tmp_path: Path, capsys: pyte
     mixed = tmp_path / "mixed"
     arguments = ["convert", "-q", str(source), str(mixed), "--precision-from", str(tmp_path / "r.json")]
     assert run([*arguments, "--cold-share", "0"]) == 0
-    assert f"{2 * LAYERS} of {8 * LAYERS} experts, with 0.00 % of the assignments, are int4-g64" in capsys.readouterr().out
+    assert (
+        f"{2 * LAYERS} of {8 * LAYERS} experts, with 0.00 % of the assignments, are int4-g64" in capsys.readouterr().out
+    )
     manifest = open_pack(mixed).manifest
     formats = {file.name: {format_of_section(section).name for section in file.sections} for file in manifest.files}
     for layer in manifest.layers:
@@ -99,7 +101,17 @@ def test_the_whole_way_to_a_mixed_pack(model: Path, tmp_path: Path, capsys: pyte
             assert formats[name] == ({"int4-g64"} if expert % TYPES == 3 else {"fp32"})
     whole, less = (sum(file.bytes for file in open_pack(path).manifest.files) for path in (model, mixed))
     assert json.loads((tmp_path / "r.json").read_text())["savings"][0]["bytes"] == whole - less
-    verify = ["verify", "-q", str(mixed), "--against", str(source), "--json", str(tmp_path / "v.json"), "--max-kl", "1e-6"]
+    verify = [
+        "verify",
+        "-q",
+        str(mixed),
+        "--against",
+        str(source),
+        "--json",
+        str(tmp_path / "v.json"),
+        "--max-kl",
+        "1e-6",
+    ]
     assert run([*verify, "--data", str(used)]) == 0
     assert json.loads((tmp_path / "v.json").read_text())[0]["distance"]["kl"] < 1e-9
     assert run([*verify, "--data", str(other)]) == 1

@@ -58,9 +58,7 @@ def test_rules_are_ranges_and_the_users_own_win() -> None:
     chosen = [Expert(NONE, layer, expert, 0) for layer, expert in ((1, 5), (0, 2), (1, 3), (1, 4), (1, 7))]
     base = parse_plan("experts=int8, expert 0:2=bf16, expert 1:4-5=fp16")
     plan = cold_plan(chosen, FORMATS["int4-g64"], base, "--precision-from")
-    assert str(plan) == (
-        "experts=int8, expert 1:3-5=int4-g64, expert 1:7=int4-g64, expert 0:2=bf16, expert 1:4-5=fp16"
-    )
+    assert str(plan) == ("experts=int8, expert 1:3-5=int4-g64, expert 1:7=int4-g64, expert 0:2=bf16, expert 1:4-5=fp16")
     formats = [
         plan.format_of(layout.Tensor("gate", layer, expert, (64, 64)), "fp32")
         for layer, expert in ((0, 1), (0, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7))

@@ -37,7 +37,10 @@ def test_a_report_survives_its_file(tmp_path: Path) -> None:
         ({"format": 2}, "Invalid enum value 2"),
         ({"more": 1}, "unknown field `more`"),
         ({"tasks": []}, "length >= 1"),
-        ({"layers": [{"layer": 1, "per_token": 1, "bytes": [1, 1], "assignments": [[4], [1, 0]]}]}, "counts of layer 1"),
+        (
+            {"layers": [{"layer": 1, "per_token": 1, "bytes": [1, 1], "assignments": [[4], [1, 0]]}]},
+            "counts of layer 1",
+        ),
         ({"layers": [{"layer": 1, "per_token": 1, "bytes": [1, 1], "assignments": [[1, 0]]}]}, "counts of layer 1"),
         ({"layers": [{"layer": 1, "per_token": 1, "bytes": [1], "assignments": [[-1], [1]]}]}, ">= 0"),
     ],
