@@ -1,0 +1,218 @@
+"""report.html: what a run found, on one page that holds all it needs and may load nothing.
+
+Everything that comes from outside - names of models, files and machines - is written as text. The policy in the page's
+head allows its own style and its own pictures, and no script at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from colibrid.tune import columns
+from colibrid.tune.drawing import DARK, LIGHT, to_svg
+from colibrid.tune.points import point_name
+from colibrid.tune.slo import misses, parse_slo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from colibrid.tune.columns import Column
+    from colibrid.tune.drawing import Picture
+    from colibrid.tune.result import LayerStats, Result, Tried
+    from colibrid.tune.slo import Limit
+
+_STYLE = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+_OF_LAYERS = {"load", "entropy", "cut"}
+_OF_CUTS = {"kl", "top1", "cosine", "neighbours"}  # against the own setting; a loss would be that of a part of the data
+
+
+def page(result: Result, pictures: Sequence[Picture]) -> str:
+    """The whole file."""
+    limits = () if result.slo is None else parse_slo(result.slo, result.task)
+    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">',
+        f"<title>{escape(result.model)}: colibrid tune</title><style>{_STYLE}</style></head><body>",
+        f"<header><h1>{escape(result.model)}</h1>",
+        f'<p class="soft">What <code>colibrid tune</code> found on {escape(result.data)}, {escape(result.made)}</p></header>',
+        "<main>",
+        *_verdict(result, limits),
+        *(_figure(picture) for picture in pictures if picture.name not in _OF_LAYERS),
+        *_points(result, limits),
+        *_layers(result, [picture for picture in pictures if picture.name in _OF_LAYERS]),
+        *_evidence(result),
+        "</main></body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _verdict(result: Result, limits: Sequence[Limit]) -> Iterator[str]:
+    if result.chosen is None:
+        yield '<section class="verdict none" aria-label="Choice"><strong>Nothing meets the limits</strong>'
+    else:
+        chosen = result.tried[result.chosen]
+        yield f'<section class="verdict" aria-label="Choice"><strong>{escape(point_name(chosen.point))}</strong>'
+    yield f"<p>{escape(result.reason)}</p>"
+    if limits:
+        yield '<ul class="limits">'
+        for limit in limits:
+            missed = None if result.chosen is None else misses([limit], result.tried[result.chosen])
+            if missed is None:
+                yield f"<li>{escape(str(limit))}</li>"
+            elif missed:
+                yield f'<li class="bad">✗ {escape(missed[0])}</li>'
+            else:
+                yield f'<li class="good">✓ {escape(str(limit))}</li>'
+        yield "</ul>"
+    if result.chosen:
+        yield from _compared(result, result.tried[result.chosen])
+    yield "</section>"
+
+
+def _compared(result: Result, chosen: Tried) -> Iterator[str]:
+    """The chosen point beside the model's own."""
+    own = result.tried[0]
+    yield "<table><thead><tr><td></td><th>own setting</th><th>chosen</th><th>change</th></tr></thead><tbody>"
+    for column in columns.measured((*columns.QUALITY, *columns.COST), result):
+        before, after = column.read(own), column.read(chosen)
+        if before is None or after is None:
+            continue
+        if column in columns.QUALITY:
+            change = after - before
+            words = f"{100 * change:+.1f} points" if column.write(0).endswith("%") else f"{change:+.4g}"
+        else:
+            words = f"× {after / before:.2f}" if before else ""
+        yield (
+            f'<tr><th class="name" title="{escape(column.meaning)}">{escape(column.title)}</th>'
+            f"<td>{column.write(before)}</td><td>{column.write(after)}</td><td>{words if after != before else '='}</td></tr>"
+        )
+    yield "</tbody></table>"
+
+
+def _figure(picture: Picture) -> str:
+    light, dark = (base64.b64encode(to_svg(picture, theme)).decode() for theme in (LIGHT, DARK))
+    kind = "data:image/svg+xml;base64,"
+    width, height = (round(96 * inches) for inches in picture.size)
+    return (
+        f'<figure id="{picture.name}"><figcaption><b>{escape(picture.title)}</b>{escape(picture.caption)}</figcaption>'
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{kind}{dark}">'
+        f'<img src="{kind}{light}" alt="{escape(picture.alt)}" width="{width}" height="{height}"></picture></figure>'
+    )
+
+
+def _points(result: Result, limits: Sequence[Limit]) -> Iterator[str]:
+    shown = columns.measured((*columns.QUALITY, *columns.COST), result)
+    says = bool(limits) or any(tried.hopeless for tried in result.tried)
+    yield '<h2>All points</h2><div class="wide" role="region" aria-label="All points" tabindex="0"><table>'
+    yield "<caption>● on the front: no other point is as good in quality and cost and better in one. ★ chosen.</caption>"
+    yield '<thead><tr><th></th><th class="said">point</th>'
+    yield from (f'<th title="{escape(column.meaning)}">{escape(column.title)}</th>' for column in shown)
+    yield f"{'<th class=said>limits</th>' if says else ''}</tr></thead><tbody>"
+    whole = [tried for tried in result.tried if tried.hopeless is None]
+    best = {column.name: _best(column, whole) for column in columns.measured(columns.QUALITY, result)}
+    for number, tried in enumerate(result.tried):
+        kinds = [kind for kind, is_so in (("chosen", number == result.chosen), ("hopeless", tried.hopeless)) if is_so]
+        mark = "★" if number == result.chosen else "●" if number in result.front else ""
+        yield f'<tr class="{" ".join(kinds)}"><td>{number} <span class="mark">{mark}</span></td>'
+        yield f'<th class="name" scope="row">{escape(point_name(tried.point))}</th>'
+        yield from (_cell(column, tried, best.get(column.name)) for column in shown)
+        yield f"{_said(tried, limits) if says else ''}</tr>"
+    yield "</tbody></table></div>"
+    yield "<details><summary>What the columns mean</summary><dl>"
+    yield from (f"<dt>{escape(column.title)}</dt><dd>{escape(column.meaning)}</dd>" for column in shown)
+    yield "</dl></details>"
+
+
+def _best(column: Column, tried: Iterable[Tried]) -> float | None:
+    values = [value for each in tried if (value := column.read(each)) is not None]
+    return (max if column.rises else min)(values) if values else None
+
+
+def _cell(column: Column, tried: Tried, best: float | None) -> str:
+    value = column.read(tried)
+    if value is None:
+        return "<td></td>"
+    text = column.write(value)
+    return f'<td class="best">{text}</td>' if best is not None and text == column.write(best) else f"<td>{text}</td>"
+
+
+def _said(tried: Tried, limits: Sequence[Limit]) -> str:
+    if tried.hopeless is not None:
+        return f'<td class="said">stopped early: {escape(tried.hopeless)}</td>'
+    missed = misses(limits, tried)
+    if missed:
+        return f'<td class="said bad">✗ {escape("; ".join(missed))}</td>'
+    return '<td class="said good">✓</td>' if limits else "<td></td>"
+
+
+def _layers(result: Result, pictures: Sequence[Picture]) -> Iterator[str]:
+    if not result.layers:
+        return
+    cuts = [column for column in columns.QUALITY if column.name in _OF_CUTS and any(_cut(column, result.layers))]
+    yield '<h2>Layers</h2><p class="soft">Under the model\'s own setting, over the same data.</p>'
+    yield from map(_figure, pictures)
+    yield "<details><summary>The same in numbers</summary>"
+    yield '<div class="wide" role="region" aria-label="Layers" tabindex="0"><table><thead><tr><th>layer</th><th>experts</th>'
+    yield "<th>a token</th><th>fullest</th><th>emptiest</th><th>unused</th><th>entropy</th>"
+    yield from (f"<th>{escape(column.title)}, one fewer</th>" for column in cuts)
+    yield "</tr></thead><tbody>"
+    for layer in result.layers:
+        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in (*_layer(layer), *_cut_cells(layer, cuts)))}</tr>"
+    yield "</tbody></table></div></details>"
+
+
+def _layer(layer: LayerStats) -> tuple[object, ...]:
+    return (
+        layer.layer,
+        layer.experts,
+        layer.per_token,
+        f"{100 * max(layer.load):.2f} %",
+        f"{100 * min(layer.load):.2f} %",
+        sum(share == 0 for share in layer.load),
+        f"{layer.entropy:.3f}",
+    )
+
+
+def _cut(column: Column, layers: Iterable[LayerStats]) -> Iterator[bool]:
+    return (layer.cut is not None and getattr(layer.cut, column.name) is not None for layer in layers)
+
+
+def _cut_cells(layer: LayerStats, cuts: Sequence[Column]) -> Iterator[str]:
+    for column in cuts:
+        value = None if layer.cut is None else getattr(layer.cut, column.name)
+        yield "" if value is None else column.write(value)
+
+
+def _evidence(result: Result) -> Iterator[str]:
+    own = result.tried[0]
+    costs = [tried.cost for tried in result.tried if tried.cost is not None]
+    measured = f"{own.quality.tokens:,} positions"
+    if own.quality.kl_tokens:
+        measured += f", KL over {own.quality.kl_tokens:,}"
+    rows = [
+        ("model", result.model),
+        ("pack", result.pack),
+        ("task", result.task),
+        ("data", f"{result.data}, SHA-256 {result.data_sha256}"),
+        ("quality", f"{measured}; deterministic: the same pack, data and point give the same numbers"),
+        ("limits", result.slo or "none"),
+        ("device", result.device),
+        ("machine", result.machine),
+        ("version", f"colibrid {result.version}"),
+        ("made", result.made),
+    ]
+    if costs:
+        seconds = sum(cost.seconds for cost in costs)
+        words = f"{costs[0].requests} requests a point, {costs[0].concurrency} at a time; {seconds:,.0f} s for all points"
+        rows.insert(5, ("cost", f"{words}; measured with a clock on this machine"))
+    yield "<h2>Evidence</h2><dl>"
+    yield from (f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in rows)
+    yield "</dl>"
