@@ -64,7 +64,12 @@ def made_layers(layers: int, experts: int, *, cuts: bool = True) -> tuple[LayerS
 
 
 def made_result(
-    task: Task = "generate", slo: str | None = None, *, layers: int = LAYERS, experts: int = EXPERTS, model: str = "made"
+    task: Task = "generate",
+    slo: str | None = None,
+    *,
+    layers: int = LAYERS,
+    experts: int = EXPERTS,
+    model: str = "made",
 ) -> Result:
     """Own setting, k of 1, 3 and 4, thresholds, one k a layer, slots, and one point that was stopped early."""
     settings: list[tuple[Point, float, int]] = [
@@ -77,7 +82,9 @@ def made_result(
     ]
     tried = [
         Tried(
-            point=point, quality=made_quality(task, max(2 - used, 0), max(used - 2, 0)), cost=made_cost(task, used, slots)
+            point=point,
+            quality=made_quality(task, max(2 - used, 0), max(used - 2, 0)),
+            cost=made_cost(task, used, slots),
         )
         for point, used, slots in settings
     ]

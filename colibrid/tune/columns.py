@@ -42,7 +42,7 @@ def _percent(value: float) -> str:
 
 
 def _milliseconds(value: float) -> str:
-    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"  # noqa: PLR2004
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def _bytes(value: float) -> str:

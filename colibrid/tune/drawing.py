@@ -65,7 +65,7 @@ def _render(picture: Picture, theme: Theme, **options: Any) -> bytes:
         return target.getvalue()
 
 
-def _style(picture: Picture, theme: Theme) -> dict[str, Any]:
+def _style(picture: Picture, theme: Theme) -> dict[Any, Any]:
     return {
         "text.color": theme.fore,
         "axes.labelcolor": theme.fore,

@@ -80,21 +80,28 @@ def _verdict(result: Result, limits: Sequence[Limit]) -> Iterator[str]:
 def _compared(result: Result, chosen: Tried) -> Iterator[str]:
     """The chosen point beside the model's own."""
     own = result.tried[0]
-    yield "<table><thead><tr><td></td><th>own setting</th><th>chosen</th><th>change</th></tr></thead><tbody>"
-    for column in columns.measured((*columns.QUALITY, *columns.COST), result):
-        before, after = column.read(own), column.read(chosen)
-        if before is None or after is None:
-            continue
-        if column in columns.QUALITY:
-            change = after - before
-            words = f"{100 * change:+.1f} points" if column.write(0).endswith("%") else f"{change:+.4g}"
-        else:
-            words = f"× {after / before:.2f}" if before else ""
-        yield (
-            f'<tr><th class="name" title="{escape(column.meaning)}">{escape(column.title)}</th>'
-            f"<td>{column.write(before)}</td><td>{column.write(after)}</td><td>{words if after != before else '='}</td></tr>"
-        )
-    yield "</tbody></table>"
+    yield '<div class="sides">'
+    for title, shown in (("quality", columns.QUALITY), ("cost", columns.COST)):
+        yield f'<table><thead><tr><th class="name">{title}</th><th>own setting</th><th>chosen</th><th>change</th></tr></thead>'
+        yield "<tbody>"
+        for column in columns.measured(shown, result):
+            before, after = column.read(own), column.read(chosen)
+            if before is not None and after is not None:
+                change = _ratio(before, after) if title == "cost" else _difference(column, before, after)
+                cells = f"<td>{column.write(before)}</td><td>{column.write(after)}</td><td>{change}</td>"
+                yield f'<tr><th class="name" title="{escape(column.meaning)}">{escape(column.title)}</th>{cells}</tr>'
+        yield "</tbody></table>"
+    yield "</div>"
+
+
+def _ratio(before: float, after: float) -> str:
+    return "=" if after == before else f"{after / before:.2f} times" if before else ""
+
+
+def _difference(column: Column, before: float, after: float) -> str:
+    if after == before:
+        return "="
+    return f"{100 * (after - before):+.1f} points" if column.write(0).endswith("%") else f"{after - before:+.2g}"
 
 
 def _figure(picture: Picture) -> str:
@@ -114,8 +121,9 @@ def _points(result: Result, limits: Sequence[Limit]) -> Iterator[str]:
     yield '<h2>All points</h2><div class="wide" role="region" aria-label="All points" tabindex="0"><table>'
     yield "<caption>● on the front: no other point is as good in quality and cost and better in one. ★ chosen.</caption>"
     yield '<thead><tr><th></th><th class="said">point</th>'
+    yield '<th class="said">limits</th>' if says else ""
     yield from (f'<th title="{escape(column.meaning)}">{escape(column.title)}</th>' for column in shown)
-    yield f"{'<th class=said>limits</th>' if says else ''}</tr></thead><tbody>"
+    yield "</tr></thead><tbody>"
     whole = [tried for tried in result.tried if tried.hopeless is None]
     best = {column.name: _best(column, whole) for column in columns.measured(columns.QUALITY, result)}
     for number, tried in enumerate(result.tried):
@@ -123,8 +131,9 @@ def _points(result: Result, limits: Sequence[Limit]) -> Iterator[str]:
         mark = "★" if number == result.chosen else "●" if number in result.front else ""
         yield f'<tr class="{" ".join(kinds)}"><td>{number} <span class="mark">{mark}</span></td>'
         yield f'<th class="name" scope="row">{escape(point_name(tried.point))}</th>'
+        yield _said(tried, limits) if says else ""
         yield from (_cell(column, tried, best.get(column.name)) for column in shown)
-        yield f"{_said(tried, limits) if says else ''}</tr>"
+        yield "</tr>"
     yield "</tbody></table></div>"
     yield "<details><summary>What the columns mean</summary><dl>"
     yield from (f"<dt>{escape(column.title)}</dt><dd>{escape(column.meaning)}</dd>" for column in shown)
@@ -211,7 +220,9 @@ def _evidence(result: Result) -> Iterator[str]:
     ]
     if costs:
         seconds = sum(cost.seconds for cost in costs)
-        words = f"{costs[0].requests} requests a point, {costs[0].concurrency} at a time; {seconds:,.0f} s for all points"
+        words = (
+            f"{costs[0].requests} requests a point, {costs[0].concurrency} at a time; {seconds:,.0f} s for all points"
+        )
         rows.insert(5, ("cost", f"{words}; measured with a clock on this machine"))
     yield "<h2>Evidence</h2><dl>"
     yield from (f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in rows)

@@ -47,7 +47,7 @@ def _fullest(layer: LayerStats) -> int:
     return layer.load.index(max(layer.load))
 
 
-def _paint_load(figure: Figure, theme: Theme, *, layers: Sequence[LayerStats]) -> None:
+def _paint_load(figure: Figure, _theme: Theme, *, layers: Sequence[LayerStats]) -> None:
     experts = max(layer.experts for layer in layers)
     shares = np.full((len(layers), experts), np.nan)
     for row, layer in enumerate(layers):
@@ -58,25 +58,31 @@ def _paint_load(figure: Figure, theme: Theme, *, layers: Sequence[LayerStats]) -
     axes.set(xlabel="expert", ylabel="layer")
     axes.grid(visible=False)
     axes.invert_yaxis()
-    steps = max(1, -(-experts // 32)), max(1, -(-len(layers) // 32))
-    axes.set_xticks(np.arange(0, experts, steps[0]) + 0.5, range(0, experts, steps[0]))
-    axes.set_yticks(np.arange(0, len(layers), steps[1]) + 0.5, [layer.layer for layer in layers][:: steps[1]])
+    axes.set_xticks(*_ticks(range(experts), 0.5))
+    axes.set_yticks(*_ticks([layer.layer for layer in layers], 0.5))
     axes.tick_params(length=0)
     if experts <= _WRITTEN_EXPERTS and len(layers) <= _WRITTEN_LAYERS:
         for (row, column), share in np.ndenumerate(shares):
             if not np.isnan(share):
                 colour = "#111111" if 100 * share > 0.55 * top else "#ffffff"
-                axes.text(column + 0.5, row + 0.5, f"{100 * share:.1f}", ha="center", va="center", color=colour, fontsize=9)
-    bar = figure.colorbar(mesh, ax=axes, pad=0.02, label="% of the layer's assignments")
+                axes.text(
+                    column + 0.5, row + 0.5, f"{100 * share:.1f}", ha="center", va="center", color=colour, fontsize=9
+                )
+    same = len({layer.experts for layer in layers}) == 1
+    label = "% of the layer's assignments" + (" (line: an even share)" if same else "")
+    bar = figure.colorbar(mesh, ax=axes, pad=0.02, label=label)
     bar.outline.set_visible(False)
-    if len({layer.experts for layer in layers}) == 1:
-        even = 100 / experts
-        bar.ax.axhline(even, color="#ffffff", linewidth=3)
-        bar.ax.axhline(even, color="#111111", linewidth=1)
-        bar.ax.annotate(
-            "even", (0, even), xycoords=("axes fraction", "data"), textcoords="offset points", xytext=(-4, 0),
-            ha="right", va="center", fontsize=8,
-        )  # fmt: skip
+    if same:
+        bar.ax.axhline(100 / experts, color="#ffffff", linewidth=4)
+        bar.ax.axhline(100 / experts, color="#111111", linewidth=2)
+
+
+def _ticks(numbers: Sequence[int], offset: float = 0.0, most: int = 16) -> tuple[list[float], list[str]]:
+    """Places and words, of every so manieth so that they do not run into each other."""
+    step = 1
+    while len(numbers) > most * step:
+        step *= 2
+    return [place + offset for place in range(0, len(numbers), step)], [str(number) for number in numbers[::step]]
 
 
 def entropy_picture(result: Result) -> Picture | None:
@@ -109,7 +115,7 @@ def cut_picture(result: Result) -> Picture | None:
     """A bar a layer, a panel a figure."""
     layers = [layer for layer in result.layers if layer.cut is not None]
     own = result.tried[0].quality
-    panels = []
+    panels: list[tuple[str, list[float]]] = []
     for title, values in (
         ("rise of the loss, nats", [_rise(layer, own.loss, own.tokens) for layer in layers]),
         ("KL, nats", [layer.cut.kl if layer.cut else None for layer in layers]),
@@ -120,15 +126,15 @@ def cut_picture(result: Result) -> Picture | None:
             panels.append((title, given))
     if not panels:
         return None
-    title, values = panels[0]
-    order = sorted(range(len(layers)), key=lambda index: values[index])
+    title, first = panels[0]
+    order = np.argsort(first, kind="stable")
     return Picture(
         name="cut",
         title="One expert fewer in one layer alone",
         caption="What it costs to take one expert from each token in this layer, all other layers as they are: low bars"
         " are layers that can do with fewer.",
         alt=f"{title.capitalize()}, a bar for each of {len(layers)} layers: least in layer {layers[order[0]].layer}"
-        f" ({values[order[0]]:.4f}), most in layer {layers[order[-1]].layer} ({values[order[-1]]:.4f}).",
+        f" ({first[order[0]]:.5f}), most in layer {layers[order[-1]].layer} ({first[order[-1]]:.5f}).",
         size=(_WIDTH, 3.2),
         paint=partial(_paint_cut, numbers=[layer.layer for layer in layers], panels=panels),
     )
@@ -157,8 +163,7 @@ def _paint_cut(
 def _bars(axes: Axes, theme: Theme, numbers: Sequence[int], values: Sequence[float], form: str) -> None:
     places = range(len(numbers))
     bars = axes.bar(places, values, color=theme.main, width=0.7)
-    step = max(1, -(-len(numbers) // 32))
-    axes.set_xticks(places[::step], numbers[::step])
+    axes.set_xticks(*_ticks(numbers))
     axes.tick_params(axis="x", length=0)
     axes.set(xlabel="layer")
     axes.grid(visible=False, axis="x")

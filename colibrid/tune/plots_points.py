@@ -105,7 +105,13 @@ def _limits(axes: Axes, theme: Theme, seen: _Seen) -> None:
             axes.axvline(limit.bound, **style)
             axes.set_xlim(left, max(right, limit.bound + 0.04 * (right - left)))
             axes.annotate(
-                f"{limit} ", (limit.bound, 1), xycoords=("data", "axes fraction"), xytext=(-3, -2), ha="right", va="top", **text
+                f"{limit} ",
+                (limit.bound, 1),
+                xycoords=("data", "axes fraction"),
+                xytext=(-3, -2),
+                ha="right",
+                va="top",
+                **text,
             )
         elif limit.name == seen.up.name and low - (high - low) <= limit.bound <= high + (high - low):
             axes.axhline(limit.bound, **style)
@@ -145,7 +151,7 @@ def _names(axes: Axes, theme: Theme, result: Result) -> None:
         height = 0.97 - row / _NAMED
         marker, colour, size = ("*", theme.second, 13) if chosen else ("o", theme.main, 6)
         axes.plot(0.02, height, marker, color=colour, ms=size, transform=axes.transAxes, clip_on=False)
-        text = f"{number}  {shorten(name, _NAME, placeholder=" …")}{' (chosen)' if chosen else ''}"
+        text = f"{number}  {shorten(name, _NAME, placeholder=' …')}{' (chosen)' if chosen else ''}"
         axes.text(0.09, height, text, transform=axes.transAxes, va="center", fontsize=9)
     if len(shown) > _NAMED:
         axes.text(0.09, -0.03, f"and {len(shown) - _NAMED} more", transform=axes.transAxes, va="center", fontsize=9)
@@ -219,7 +225,9 @@ def _paint_experts(
             }
             if found:
                 xs, ys = zip(*sorted(found), strict=True)
-                axes.plot(xs, ys, marker, color=colours[kind], label=label, ms=6, ls="-" if kind == 0 else "none", lw=1.2)
+                axes.plot(
+                    xs, ys, marker, color=colours[kind], label=label, ms=6, ls="-" if kind == 0 else "none", lw=1.2
+                )
         if (value := column.read(own)) is not None:
             axes.axhline(value, color=theme.soft, linestyle=":", linewidth=1, zorder=0)
         axes.set(xlabel="experts a token", title=column.title)

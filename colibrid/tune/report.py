@@ -18,17 +18,10 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 
 
-def missing() -> str | None:
-    """What has to be installed for a report, as a sentence; None: nothing."""
-    if find_spec("matplotlib") is not None:
-        return None
-    return f"no {PAGE} and no pictures: matplotlib is not installed; pip install 'colibrid[bench]'"
-
-
 def write_report(result: Result, folder: Path) -> list[Path]:
     """Writes the page and its pictures, and returns their paths. ConfigError where something is missing or in the way."""
-    if (lacks := missing()) is not None:
-        raise ConfigError(lacks)
+    if find_spec("matplotlib") is None:
+        raise ConfigError(f"no {PAGE} and no pictures: matplotlib is not installed; pip install 'colibrid[bench]'")
     from colibrid.tune import plots_layers, plots_points  # noqa: PLC0415 (they draw with what is optional)
     from colibrid.tune.drawing import LIGHT, to_png  # noqa: PLC0415
     from colibrid.tune.page import page  # noqa: PLC0415

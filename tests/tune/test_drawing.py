@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import matplotlib as mpl
 import pytest
-from matplotlib.figure import Figure
 
 from colibrid.tune.drawing import DARK, LIGHT, Picture, Theme, to_png, to_svg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def _paint(figure: Figure, theme: Theme) -> None:

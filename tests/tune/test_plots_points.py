@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import pytest
 from made_result import made_result
@@ -10,7 +12,9 @@ from matplotlib.figure import Figure
 from colibrid.tune.choose import latency
 from colibrid.tune.drawing import LIGHT, Picture
 from colibrid.tune.plots_points import experts_picture, front_picture
-from colibrid.tune.result import Task
+
+if TYPE_CHECKING:
+    from colibrid.tune.result import Task
 
 
 def painted(picture: Picture | None) -> Figure:
@@ -28,7 +32,9 @@ def test_front(task: Task) -> None:
     behind, front = axes.lines[:2]
     assert len(front.get_xdata()) == len(result.front)
     assert len(behind.get_xdata()) == sum(one.hopeless is None for one in result.tried) - len(result.front)
-    assert list(front.get_xdata()) == sorted(latency(one.cost) for one in map(result.tried.__getitem__, result.front) if one.cost)
+    assert list(front.get_xdata()) == sorted(
+        latency(one.cost) for one in map(result.tried.__getitem__, result.front) if one.cost
+    )
     assert axes.get_ylabel() == ("cosine" if task == "embed" else "loss")
 
 
@@ -47,9 +53,9 @@ def test_limits_are_lines() -> None:
     """Limits of the two figures that are shown are drawn where they are; others, and those far away, are not."""
     axes = painted(front_picture(made_result(slo="p50_itl_ms<7, loss<2.55, kl<0.02, p99_itl_ms<900"))).axes[0]
     dashed = [line for line in axes.lines if line.get_linestyle() == "--"]
-    assert [list(line.get_xdata()) for line in dashed][0] == [7, 7]
-    assert [list(line.get_ydata()) for line in dashed][1] == [2.55, 2.55]
-    assert len(dashed) == 2
+    across, up = dashed
+    assert list(across.get_xdata()) == [7, 7]
+    assert list(up.get_ydata()) == [2.55, 2.55]
     far = painted(front_picture(made_result(slo="p50_itl_ms<9000"))).axes[0]
     assert [line for line in far.lines if line.get_linestyle() == "--"] == []
 
