@@ -69,7 +69,7 @@ def _paint_load(figure: Figure, _theme: Theme, *, layers: Sequence[LayerStats]) 
                     column + 0.5, row + 0.5, f"{100 * share:.1f}", ha="center", va="center", color=colour, fontsize=9
                 )
     same = len({layer.experts for layer in layers}) == 1
-    label = "% of the layer's assignments" + (" (line: an even share)" if same else "")
+    label = "% of the layer's assignments" + ("\n(line: an even share)" if same else "")
     bar = figure.colorbar(mesh, ax=axes, pad=0.02, label=label)
     bar.outline.set_visible(False)
     if same:
