@@ -7,8 +7,22 @@ from typing import Any
 from colibrid.model.manifest import Hyperparameters, Layer, Manifest, PackFile, Section
 from colibrid.tune.points import Shape
 from colibrid.tune.result import Cost, Point, Quality, Result, Spread, Tried
+from colibrid.tune.store import Key
 
 EIGHT = Shape(own=(2, 2, 2, 2), experts=(8, 8, 8, 8))
+KEY = Key(
+    version="1",
+    pack="small@00",
+    data_sha256="ab",
+    task="generate",
+    device="cpu",
+    tokens=None,
+    kl_tokens=2048,
+    answer_tokens=128,
+    concurrency=8,
+    requests=64,
+    output_tokens=64,
+)
 
 
 def cost(speed: float = 100.0, experts: float = 2.0, **changed: Any) -> Cost:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _LEAD_S = 0.02  # before the first arrival of an open loop
 _TIMER_S = 0.002  # timers of the loop are late by up to a millisecond
-_PATIENCE_S = 120.0  # of a closed loop with refusals, one after the other
 _OTHER_FORM = frozenset({400, 415, 422, 500, 501})  # statuses by which servers refuse a field or its form
 
 
@@ -55,7 +54,7 @@ class _Generator:
     async def adapt(self) -> None:
         """Sends one request, in the first form that the server takes, which the others will have, too.
 
-        EngineError: it takes none.
+        EngineError: it takes none. A server that is busy is asked again.
         """
         self._start(float("inf"))
         first: str | None = None
@@ -66,10 +65,18 @@ class _Generator:
             if self.outcome.samples:
                 self._count_words(planned, self.outcome.samples[0])
                 return
-            first = first or "; ".join(self.outcome.problems)
+            first = first or "; ".join(self.outcome.problems) or "it refuses all requests as too many"
             if self.problem_status not in _OTHER_FORM:
                 break
         raise EngineError(f"{self._load.url}: no request of the warm-up was answered: {first}")
+
+    async def _one_patiently(self, planned: Planned) -> None:
+        give_up = time.perf_counter() + self._load.timeout
+        while True:
+            wait = await self._one(self._encode(planned), None)
+            if wait is None or time.perf_counter() + wait > give_up:
+                return
+            await asyncio.sleep(wait)
 
     async def closed(self, limit: float, seconds: float) -> None:
         """`limit` requests, or as many as begin within `seconds`."""
@@ -103,19 +110,10 @@ class _Generator:
     async def _loop(self) -> None:
         while self._left > 0 and time.perf_counter() < self._until:
             self._left -= 1
-            await self._one_patiently(next(self._plan))
-
-    async def _one_patiently(self, planned: Planned) -> None:
-        """Another one like it for each that is refused, until the load ends, or patience."""
-        give_up = time.perf_counter() + _PATIENCE_S
-        while (wait := await self._one(self._encode(planned), None)) is not None:
-            now = time.perf_counter()
-            if now + wait > give_up:
-                self.outcome.fail(f"refused for {_PATIENCE_S:g} s")
-                return
-            await asyncio.sleep(max(0.0, min(wait, self._until - now)))
-            if time.perf_counter() >= self._until:
-                return
+            wait = await self._one(self._encode(next(self._plan)), None)
+            if wait is not None:
+                self._left += 1
+                await asyncio.sleep(max(0.0, min(wait, self._until - time.perf_counter())))
 
     async def _arrived(self, request: bytes, due: float, room: asyncio.Semaphore) -> None:
         try:

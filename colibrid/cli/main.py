@@ -32,6 +32,7 @@ _VERBS = {
     "convert": ("colibrid.cli.convert", "Make a pack from a Hugging Face checkpoint."),
     "experts": ("colibrid.cli.experts", "Look at and replace experts, and see which ones your data uses."),
     "quantize": ("colibrid.cli.quantize", "Make a pack of small weights, by your own texts."),
+    "tune": ("colibrid.cli.tune", "Find how many experts your own data needs."),
     "verify": ("colibrid.cli.verify", "Check a pack's bytes, and how far it is from its source."),
     "export": ("colibrid.cli.export", "Write a pack back as a Hugging Face checkpoint."),
     "inspect": ("colibrid.cli.inspect", "Show what a model is and what it needs."),

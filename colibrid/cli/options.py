@@ -71,7 +71,7 @@ def server_options(function: _F) -> _F:
 def profile_option(function: _F) -> _F:
     """--profile."""
     return click.option(
-        "--profile", metavar="FILE", help="Settings of a tuned profile; other options come before them."
+        "--profile", metavar="FILE", help="What `colibrid tune` has chosen; other options come before it."
     )(function)
 
 

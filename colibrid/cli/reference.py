@@ -52,7 +52,8 @@ EXITS = (
     _Exit(
         EXIT_FAILED,
         "failed: an engine that died again and again, an address in use, a damaged pack that `verify` found, a failed"
-        " request of `bench http`, a refused `config reload`, something of the host that `doctor` found",
+        " request of `bench http`, a refused `config reload`, something of the host that `doctor`"
+        " found, limits of `tune` that no point keeps",
         "read the last line of the log; [Troubleshooting](../TROUBLESHOOTING.md)",
         "restarted",
     ),

@@ -380,7 +380,7 @@ class ExpertsSettings(Section, frozen=True, kw_only=True):
         ],
         Meta(max_length=32),
         Live(
-            "profiles that were tuned for this pack, files by the names that requests may give as `profile` "
+            "profiles that `colibrid tune` has written for this pack, files by the names that requests may give as `profile` "
             "(docs/EXPERTS.md); {}: none. SIGHUP reads the files again"
         ),
     ] = field(default_factory=dict)

@@ -55,24 +55,17 @@ def layer_stats(
     *,
     tokens: int = LAYER_TOKENS,
     progress: Callable[[int, int], None] = _silent,
+    kl_progress: Callable[[int, int], None] = _silent,
 ) -> tuple[LayerStats, ...]:
     """Of each layer with experts: load over all of the data, the cut on at most so many tokens of it.
 
-    progress counts layers that are cut, and those that the pass for KL has gone through.
+    progress counts layers that are cut, kl_progress those of the model that KL comes from.
     """
     cuts = cut_points(runner.manifest)
     part = base.part(runner, tokens)
-    count = sum(bool(layer.experts) for layer in runner.manifest.layers)
-    passed = 0
-
-    def diverging(done: int, total: int) -> None:
-        nonlocal passed
-        passed = total
-        progress(done, total + count)
-
     if part.data.task != "embed":
-        base.divergence.add(cuts.values(), diverging)
-    found: list[LayerStats] = []
+        base.divergence.add(cuts.values(), kl_progress)
+    found = []
     for index, layer in enumerate(runner.manifest.layers):
         if not layer.experts:
             continue
@@ -88,7 +81,7 @@ def layer_stats(
                 cut=None if cut is None else measure(runner, part.data, cut, part),
             )
         )
-        progress(passed + len(found), passed + count)
+        progress(len(found), sum(bool(layer.experts) for layer in runner.manifest.layers))
     return tuple(found)
 
 

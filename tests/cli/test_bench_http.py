@@ -10,7 +10,6 @@ import pytest
 from aiohttp import web
 from fake_openai import FakeServer, answer, bench, stream
 
-from colibrid.cli import bench_http
 from colibrid.cli.main import run
 
 if TYPE_CHECKING:
@@ -82,25 +81,6 @@ def test_refusals_are_counted_apart_and_tried_again(capsys: pytest.CaptureFixtur
         code, report = bench(server.url, capsys, "--clients", "1", "--requests", "3", "--warmup", "0")
     assert code == 0
     assert (report["ok"], report["refused"], report["failed"]) == (3, 3, 0)
-
-
-@pytest.mark.parametrize("warmup", ["0", "1"])
-def test_endless_refusals_end(warmup: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that never takes anything makes requests fail, and a warm-up end the run."""
-
-    async def never(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
-        return web.Response(status=503, headers={"retry-after-ms": "20"})
-
-    monkeypatch.setattr(bench_http, "_PATIENCE_S", 0.1)
-    arguments = ["--clients", "1", "--requests", "2", "--warmup", warmup]
-    with FakeServer(never).running() as server:
-        assert run(["bench", "http", "--url", server.url, *arguments]) == 1
-    printed = capsys.readouterr()
-    if warmup == "0":
-        assert "0 answered" in printed.out
-        assert "refused for 0.1 s (2 times)" in printed.out
-    else:
-        assert "no request of the warm-up was answered: refused for 0.1 s" in printed.err
 
 
 async def _error(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:

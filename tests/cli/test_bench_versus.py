@@ -35,11 +35,9 @@ def test_a_whole_run(tmp_path: Path) -> None:
         assert (len(row.ours), len(row.theirs)) == (2, 2)
         assert row.ours[0].load.rate == row.theirs[1].load.rate
         assert row.ours[0].load.seed == row.theirs[0].load.seed != row.ours[1].load.seed
-        assert row.found is not None
         assert row.found.requests == (sum(each.ok for each in row.theirs), sum(each.ok for each in row.ours))
         assert row.found.warnings == [one for one in row.found.warnings if "p99" in one]
         assert not row.ours[0].samples
-        assert {report.model for report in (*row.ours, *row.theirs)} == {"tiny"}
     assert results.same_text == {"tiny fp32": True}
     path = script.write(results, tmp_path / "out")
     assert path.name == f"{results.date}-versus-llama-server.md"
@@ -56,8 +54,6 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert published.startswith(f"before\n{script.BEGIN}\na machine; commit ")
     assert published.endswith(f"[its page](a.md).\n{script.END}\nafter\n")
     assert "yesterday" not in published
-    short = [msgspec.structs.replace(row, found=None) for row in results.rows]
-    assert all(line.endswith("too few requests |") for line in list(script.table(short))[2:])
     loaded = "\n".join(script.markdown(msgspec.structs.replace(results, busy=0.4)))
     assert "**From a loaded machine (40% busy" in loaded
     assert "loaded machine" not in "\n".join(script.markdown(msgspec.structs.replace(results, busy=0.01)))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from random_cases import CASES, Case
-from random_checkpoints import write_checkpoint
 from reference import Reference
 
 from colibrid.model import divergence
 from colibrid.model.checkpoint import Checkpoint
-from colibrid.model.convert import convert
 from colibrid.model.divergence import Divergences, Text, divergences
 from colibrid.model.forward import OWN, Forward, Routing
 from colibrid.model.source import CheckpointModel
@@ -48,23 +44,6 @@ def test_figures_follow_their_definitions(converted: Path) -> None:
         assert kl == pytest.approx(total / found.positions, rel=1e-3, abs=1e-6)
     assert found.kl[-1] == 0.0
     assert min(found.kl[:3]) > 0
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_routings_of_every_family(case: Case, tmp_path: Path) -> None:
-    """Together they predict what each predicts alone in float64: kept shares, dense layers, shared experts."""
-    convert(write_checkpoint(case, tmp_path / "src"), tmp_path / "flat", "fp32", crc32c=zlib.crc32, backend="any")
-    reference = Reference(tmp_path / "flat")
-    with Checkpoint(tmp_path / "src") as checkpoint:
-        texts = Forward(CheckpointModel(checkpoint), [text.ids for text in TEXTS], [OWN, Routing(1), Routing(0, 0.6)])
-        texts.run()
-        blocks, head = texts.x.reshape(len(texts.branches), len(texts.ids), -1), texts.head()
-        found = {n: texts.predict(blocks[block], head) for block, some in enumerate(texts.branches) for n in some}
-    assert sorted(found) == [0, 1, 2]
-    for number, (per_token, threshold) in enumerate([(None, 0.0), (1, 0.0), (None, 0.6)]):
-        reference.per_token, reference.threshold = per_token, threshold
-        wanted = np.concatenate([reference.log_softmax(list(text.ids)) for text in TEXTS])
-        assert np.abs(found[number] - wanted).max() < 2e-4
 
 
 def test_entropy_is_of_the_whole_softmax(converted: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -104,19 +102,6 @@ def test_one_refusal_ends_all(runner: Runner) -> None:
     with pytest.raises(RequestError, match="per_token is 5"):
         runner.ask([*[score_request(PROMPT, OWN)] * 20, score_request(PROMPT, ExpertPolicy(per_token=5))])
     assert len(runner.ask([score_request(PROMPT, OWN)])) == 1
-
-
-def test_an_interrupt_leaves_nothing_behind(runner: Runner) -> None:
-    """Ctrl-C in the middle ends what runs, and the service can be asked again."""
-
-    def stop(done: int, _total: int) -> None:
-        if done == 3:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        runner.ask([score_request(PROMPT * 10, OWN)] * 200, stop)
-    assert len(runner.ask([score_request(PROMPT, OWN)])) == 1
-    assert runner.service.idle
 
 
 def test_settings_of_a_point() -> None:

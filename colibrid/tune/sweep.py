@@ -1,0 +1,166 @@
+"""Tries points one after another: quality of all of them first, then what those cost that may still be chosen.
+
+A point is given up as soon as it cannot keep the limits any more: after a part of the data, where it is far from them;
+after all of the data, before its cost is measured. What was measured of it stays, and says of how much it is. The first
+point, the model's own setting, is always measured to the end. Figures of finished points never change: a run that is
+interrupted goes on with the next one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from colibrid.tune.points import experts_only, point_name
+from colibrid.tune.result import Tried
+from colibrid.tune.slo import quality_misses, read_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from colibrid.tune.forecast import Forecast
+    from colibrid.tune.result import Cost, Point, Quality
+    from colibrid.tune.slo import Limit
+    from colibrid.tune.store import Store
+
+    Progress = Callable[[int, int], None]
+
+FAR = 0.25  # a part of the data counts against a point that is so far beyond a limit, as a share of its bound
+GLIMPSE, QUALITY, COST = "glimpse", "quality", "cost"  # kinds of work
+
+
+class Lab(Protocol):
+    """What measures."""
+
+    def prepare(self) -> None:
+        """Called before the first quality is asked for."""
+        ...
+
+    def glimpse(self, point: Point, progress: Progress) -> Quality | None:
+        """Quality on a part of the data; None: the data is so small that it is not worth it."""
+        ...
+
+    def quality(self, point: Point, progress: Progress) -> Quality: ...
+
+    def cost(self, point: Point, progress: Progress) -> Cost: ...
+
+
+class Sweep:
+    """One run over points. `limits` and `slo` are the same, as values and as text."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        store: Store,
+        forecast: Forecast,
+        limits: Sequence[Limit] = (),
+        slo: str | None = None,
+        *,
+        to_the_end: bool = False,
+    ) -> None:
+        """to_the_end: no point is given up."""
+        self._lab = lab
+        self._store = store
+        self._forecast = forecast
+        self._limits = () if to_the_end else tuple(limits)
+        self._slo = None if to_the_end else slo
+        self._qualities: dict[Point, Quality] = {}  # by what decides about answers
+        self._lost: dict[Point, Tried] = {}  # given up, by the same
+
+    def run(self, points: Sequence[Point], own: Point) -> list[Tried]:
+        """In the order of the points. `own` is never given up."""
+        found = {point: self._known(point) for point in points}
+        self._plan(found, own)
+        if any(tried is None for tried in found.values()):
+            self._lab.prepare()
+        for point in sorted(points, key=_answers_key):
+            tried = found[point]
+            if tried is None or (tried.cost is None and tried.hopeless is None):
+                found[point] = self._quality(point, own)
+        for point in sorted(points, key=_service_key):
+            tried = found[point]
+            assert tried is not None, "the first pass has seen all points"
+            if tried.cost is None and tried.hopeless is None:
+                with self._forecast.piece(COST, f"cost of {point_name(point)}") as progress:
+                    tried = msgspec.structs.replace(tried, cost=self._lab.cost(point, progress))
+                found[point] = self._keep(tried, whole=True)
+        return [tried for point in points if (tried := found[point]) is not None]
+
+    def _known(self, point: Point) -> Tried | None:
+        tried = self._store.record(point, self._slo)
+        if tried is not None:
+            if tried.hopeless is None:
+                self._qualities[experts_only(point)] = tried.quality
+            else:
+                self._lost[experts_only(point)] = tried
+        return tried
+
+    def _plan(self, found: dict[Point, Tried | None], own: Point) -> None:
+        new = {experts_only(point) for point, tried in found.items() if tried is None}
+        new -= {*self._qualities, *self._lost, own}
+        self._forecast.plan(QUALITY, len(new))
+        self._forecast.plan(GLIMPSE, len(new) if self._limits else 0)
+        self._forecast.plan(COST, sum(tried is None or not (tried.cost or tried.hopeless) for tried in found.values()))
+
+    def _quality(self, point: Point, own: Point) -> Tried:
+        """Of one point, finished but for its cost, or given up."""
+        decides = experts_only(point)
+        quality = self._qualities.get(decides)
+        if quality is None and decides == own:  # all others are compared with it, so it is known
+            quality = self._qualities[decides] = self._lab.quality(own, lambda _done, _total: None)
+        if quality is None:
+            if (lost := self._lost.get(decides)) is not None:
+                return self._give_up(msgspec.structs.replace(lost, point=point), whole=False)
+            if (lost := self._glimpse(point)) is not None:
+                self._lost[decides] = lost
+                self._forecast.drop(QUALITY)
+                return self._give_up(lost, whole=False)
+            with self._forecast.piece(QUALITY, f"quality of {point_name(point)}") as progress:
+                quality = self._lab.quality(point, progress)
+            self._qualities[decides] = quality
+        missed = quality_misses(self._limits, quality)
+        if missed and point != own:
+            return self._give_up(Tried(point=point, quality=quality, hopeless="; ".join(missed)), whole=True)
+        return self._keep(Tried(point=point, quality=quality), whole=True)
+
+    def _glimpse(self, point: Point) -> Tried | None:
+        """The point if a part of the data is enough to give it up."""
+        if not self._limits:
+            return None
+        with self._forecast.piece(GLIMPSE, f"first look at {point_name(point)}") as progress:
+            part = self._lab.glimpse(point, progress)
+        far = [] if part is None else far_beyond(self._limits, part)
+        if part is None or not far:
+            return None
+        return Tried(point=point, quality=part, hopeless=f"after {part.tokens} tokens: {'; '.join(far)}")
+
+    def _give_up(self, tried: Tried, *, whole: bool) -> Tried:
+        self._forecast.drop(COST)
+        return self._keep(tried, whole=whole)
+
+    def _keep(self, tried: Tried, *, whole: bool) -> Tried:
+        self._store.keep(tried, self._slo, whole=whole)
+        return tried
+
+
+def far_beyond(limits: Sequence[Limit], quality: Quality) -> list[str]:
+    """Limits that quality misses by so much that the rest of the data cannot be expected to mend it."""
+    found = []
+    for limit in limits:
+        value = read_figure(limit.name, quality, None)
+        if value is None or limit.holds(value):
+            continue
+        if abs(value - limit.bound) > FAR * abs(limit.bound):
+            found.append(f"{limit}: {limit.name} is {value:.4g}")
+    return found
+
+
+def _answers_key(point: Point) -> tuple[int, ...]:
+    """Points that one service can answer for follow one another; the one without a limit on experts is first."""
+    limit = point.max_tokens_per_expert
+    return (0,) if limit is None else (1, limit, point.slots or 0)
+
+
+def _service_key(point: Point) -> tuple[float, ...]:
+    return (point.max_tokens_per_expert or 0, point.slots or 0, -1.0 if point.window_ms is None else point.window_ms)
