@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _WRITTEN_EXPERTS = 16  # more are shown by colour alone ...
 _WRITTEN_LAYERS = 24  # ... and so are more layers
+_DARK = 0.18  # luminance below which white stands out more than black
 _WIDTH = 9.0
 
 
@@ -54,7 +55,7 @@ def _paint_load(figure: Figure, _theme: Theme, *, layers: Sequence[LayerStats]) 
         shares[row, : layer.experts] = layer.load
     axes = figure.subplots()
     top = 100 * float(np.nanmax(shares))
-    mesh = axes.pcolormesh(100 * shares, cmap="cividis", vmin=0, vmax=top, rasterized=True)
+    mesh = axes.pcolormesh(100 * shares, cmap="viridis", vmin=0, vmax=top, rasterized=True)
     axes.set(xlabel="expert", ylabel="layer")
     axes.grid(visible=False)
     axes.invert_yaxis()
@@ -64,7 +65,10 @@ def _paint_load(figure: Figure, _theme: Theme, *, layers: Sequence[LayerStats]) 
     if experts <= _WRITTEN_EXPERTS and len(layers) <= _WRITTEN_LAYERS:
         for (row, column), share in np.ndenumerate(shares):
             if not np.isnan(share):
-                colour = "#111111" if 100 * share > 0.55 * top else "#ffffff"
+                red, green, blue, _ = mesh.to_rgba(100 * share)
+                colour = (
+                    "#000000" if 0.2126 * red**2.2 + 0.7152 * green**2.2 + 0.0722 * blue**2.2 > _DARK else "#ffffff"
+                )
                 axes.text(
                     column + 0.5, row + 0.5, f"{100 * share:.1f}", ha="center", va="center", color=colour, fontsize=9
                 )

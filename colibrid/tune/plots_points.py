@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from colibrid.tune.drawing import Theme
     from colibrid.tune.result import Point, Result, Tried
 
-_NEAR = 16  # pixels of a screen; points nearer than this share a label
+_NEAR = 24  # pixels; points nearer than this share a label
 _NAMED = 14  # points of the front that are named beside the picture
 _NAME = 30  # characters of a name there
 LATENCIES = ("p50_itl_ms", "p50_ttft_ms", "p50_e2e_ms")  # as `choose.latency` takes them
@@ -88,7 +88,7 @@ def _paint_front(figure: Figure, theme: Theme, *, seen: _Seen, places: Sequence[
     axes.set(xlabel=f"{seen.across.title}, ms", ylabel=seen.up.title)
     axes.margins(0.1)
     _limits(axes, theme, seen)
-    figure.canvas.draw()  # where on the screen is known only then
+    figure.draw_without_rendering()  # only then it is known where on the picture a point is
     _number(axes, theme, places)
     _names(beside, theme, result)
 

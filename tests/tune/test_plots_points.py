@@ -45,6 +45,7 @@ def test_front_names_points() -> None:
     numbers = [int(number) for text in axes.texts for number in text.get_text().replace(" …", "").split(", ")]
     assert len(set(numbers)) == len(numbers)
     assert set(numbers) <= {number for number, one in enumerate(result.tried) if one.hopeless is None}
+    assert {"1", "2", "3", "9", "10"} <= {text.get_text() for text in axes.texts}  # these stand alone
     assert beside.texts[0].get_text().startswith(f"{result.chosen}  ")
     assert beside.texts[0].get_text().endswith("(chosen)")
 
