@@ -54,8 +54,10 @@ def check(file: str, model: str | None, shape: str | None, memory: str | None, s
     # Only now: mistakes of the file are told without all that.
     from colibrid.cli.access import check_access, check_hosts, has_keys  # noqa: PLC0415
     from colibrid.cli.plan import find_model, find_shape, make_plan, plan_lines, settle  # noqa: PLC0415
+    from colibrid.cli.profiles import read_profiles  # noqa: PLC0415
     from colibrid.config.sizes import parse_bytes  # noqa: PLC0415
     from colibrid.engine.library import Library  # noqa: PLC0415
+    from colibrid.model.pack import is_pack  # noqa: PLC0415
 
     if shape is not None and model is not None:
         raise click.UsageError("--shape takes the place of --model; leave one of them out")
@@ -64,6 +66,7 @@ def check(file: str, model: str | None, shape: str | None, memory: str | None, s
     absent_gpu = device_memory is not None
     settings = settle(loaded.settings, model, environment, library, absent_gpu=absent_gpu)
     found = find_model(settings, model, environment) if shape is None else find_shape(settings, shape)
+    read_profiles(settings, found.manifest, same_pack=is_pack(found.folder))
     plan = make_plan(settings, found, library, device_memory)
     count = sum(origin != BUILT_IN for origin in loaded.origins.values())
     print(f"{file}: no mistakes, {count} {'key is' if count == 1 else 'keys are'} set")

@@ -30,8 +30,11 @@ def check_named(file: str | None, manifest: Manifest) -> None:
         check_pack(read_profile(Path(file).expanduser()), manifest)
 
 
-def read_profiles(settings: Settings, manifest: Manifest) -> dict[str, ExpertPolicy]:
-    """Those of experts.profiles. ConfigError: a line for each that cannot be read, or is not for this pack."""
+def read_profiles(settings: Settings, manifest: Manifest, *, same_pack: bool = True) -> dict[str, ExpertPolicy]:
+    """Those of experts.profiles. ConfigError: a line for each that cannot be read, or is not for this pack.
+
+    same_pack=False: the manifest is of a pack that is not there yet, so nobody knows what it will hold.
+    """
     allowed = settings.experts.max_per_token or 0
     most = [most_experts(layer, allowed) for layer in manifest.layers]
     found: dict[str, ExpertPolicy] = {}
@@ -39,7 +42,8 @@ def read_profiles(settings: Settings, manifest: Manifest) -> dict[str, ExpertPol
     for name, file in settings.experts.profiles.items():
         try:
             profile = read_profile(Path(file).expanduser())
-            check_pack(profile, manifest)
+            if same_pack:
+                check_pack(profile, manifest)
             policy = request_policy(profile, manifest)
             check_per_token(f"{file}: experts.per_token", policy.per_token, most)
         except ConfigError as error:

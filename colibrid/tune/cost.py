@@ -2,7 +2,7 @@
 
 Every point gets the same prompts and generates the same number of tokens, so that only the setting differs. Times are
 those of the caller: to the first token, between tokens, of the whole request. Experts are counted by the engine in all of
-it, bytes and distinct experts in steps that do nothing but decode.
+it, bytes and distinct experts in steps that do nothing but decode. Several rounds of one point are measured as one.
 """
 
 from __future__ import annotations
@@ -55,9 +55,29 @@ class _Seen(NamedTuple):
     usage: ExpertUsage
 
 
-def measure_cost(
+class Round(NamedTuple):
+    """What one or several closed loops of a point have shown."""
+
+    seen: tuple[_Seen, ...]
+    seconds: float
+    steps: int  # that bytes are of
+    rows: int  # of these steps
+    launches: int  # of experts in them
+
+    def and_then(self, other: Round) -> Round:
+        """Both as one."""
+        return Round(
+            self.seen + other.seen,
+            self.seconds + other.seconds,
+            self.steps + other.steps,
+            self.rows + other.rows,
+            self.launches + other.launches,
+        )
+
+
+def measure_round(
     runner: Runner, data: Data, point: Point, load: Load, progress: Callable[[int, int], None] = lambda _d, _t: None
-) -> Cost:
+) -> Round:
     """Opens a service for the point if there is another one. progress: requests that are done, and all.
 
     Errors as of Runner.ask.
@@ -67,9 +87,31 @@ def measure_cost(
     return runner.run(_measure(runner, requests, data.task, load, progress))
 
 
+def cost_of(found: Round, manifest: Manifest, task: Task, concurrency: int) -> Cost:
+    """The figures."""
+    figures = footprint(manifest)
+    layers = sum(layer.experts > 0 for layer in manifest.layers)
+    tokens = sum(one.output_tokens for one in found.seen) or sum(one.prompt_tokens for one in found.seen)
+    firsts = [one.first for one in found.seen if one.first is not None and task == "generate"]
+    whole = _spread([one.whole for one in found.seen])
+    assert whole is not None, "something was asked for"
+    return Cost(
+        concurrency=concurrency,
+        requests=len(found.seen),
+        seconds=found.seconds,
+        tokens_per_s=tokens / found.seconds,
+        ttft_ms=_spread(firsts),
+        itl_ms=_spread([gap for one in found.seen for gap in one.gaps]),
+        e2e_ms=whole,
+        bytes_per_token=(found.steps * figures.dense_read + found.launches * figures.mean_expert) / max(found.rows, 1),
+        distinct_experts=found.launches / max(found.steps * layers, 1),
+        experts_per_token=_experts(found.seen, layers),
+    )
+
+
 async def _measure(
     runner: Runner, requests: Sequence[GenerateRequest], task: Task, load: Load, progress: Callable[[int, int], None]
-) -> Cost:
+) -> Round:
     service = runner.service
     warm = requests[: min(load.concurrency, len(requests))]
     await _closed_loop(service, warm, load.concurrency, lambda _done, _total: None)
@@ -82,23 +124,7 @@ async def _measure(
     if task == "generate":
         counted = await _only_decoding(service, warm[: runner.slots]) or counted
         steps, rows = counted["steps_decode"], counted["tokens_decode"]
-    launches = counted["expert_launches"]
-    figures = footprint(runner.manifest)
-    layers = _moe_layers(runner.manifest)
-    tokens = sum(one.output_tokens for one in seen) or sum(one.prompt_tokens for one in seen)
-    firsts = [one.first for one in seen if one.first is not None and task == "generate"]
-    return Cost(
-        concurrency=load.concurrency,
-        requests=len(seen),
-        seconds=seconds,
-        tokens_per_s=tokens / seconds,
-        ttft_ms=_spread(firsts),
-        itl_ms=_spread([gap for one in seen for gap in one.gaps]),
-        e2e_ms=_spread([one.whole for one in seen]) or Spread(p50=0.0, p99=0.0),
-        bytes_per_token=(steps * figures.dense_read + launches * figures.mean_expert) / max(rows, 1),
-        distinct_experts=launches / max(steps * layers, 1),
-        experts_per_token=_experts(seen, layers),
-    )
+    return Round(tuple(seen), seconds, steps, rows, counted["expert_launches"])
 
 
 # ------------------------------------------------------------------ requests
@@ -235,10 +261,6 @@ def _experts(seen: Sequence[_Seen], layers: int) -> float:
     """Of a token and MoE layer. The last token that a request generates is computed by nobody."""
     rows = sum(one.prompt_tokens + max(one.output_tokens - 1, 0) for one in seen)
     return sum(one.usage.assignments for one in seen) / max(rows * layers, 1)
-
-
-def _moe_layers(manifest: Manifest) -> int:
-    return sum(layer.experts > 0 for layer in manifest.layers)
 
 
 def _spread(values: Sequence[float]) -> Spread | None:

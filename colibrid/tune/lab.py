@@ -7,14 +7,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from colibrid.tune.cost import measure_cost
+from colibrid.tune.cost import cost_of, measure_round
 from colibrid.tune.layers import layer_stats, search
 from colibrid.tune.quality import make_base, measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from colibrid.tune.cost import Load
+    from colibrid.tune.cost import Load, Round
     from colibrid.tune.data import Data
     from colibrid.tune.forecast import Forecast
     from colibrid.tune.quality import Base
@@ -44,6 +44,7 @@ class EngineLab:
         self._base: Base | None = None
         self._part: Base | None = None
         self._looked = False
+        self._rounds: dict[Point, Round] = {}
 
     def prepare(self) -> None:
         if self._base is None:
@@ -57,7 +58,10 @@ class EngineLab:
         return None if part is None else measure(self._runner, part.data, point, part, progress)
 
     def cost(self, point: Point, progress: Progress) -> Cost:
-        return measure_cost(self._runner, self._data, point, self._load, progress)
+        found = measure_round(self._runner, self._data, point, self._load, progress)
+        before = self._rounds.get(point)
+        self._rounds[point] = found if before is None else before.and_then(found)
+        return cost_of(self._rounds[point], self._runner.manifest, self._data.task, self._load.concurrency)
 
     def layers(self) -> tuple[LayerStats, ...]:
         """Of each layer with experts."""

@@ -8,6 +8,7 @@ interrupted goes on with the next one.
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -17,7 +18,7 @@ from colibrid.tune.result import Tried
 from colibrid.tune.slo import quality_misses, read_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from colibrid.tune.forecast import Forecast
     from colibrid.tune.result import Cost, Point, Quality
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     Progress = Callable[[int, int], None]
 
+ROUNDS = 5  # that costs of a point are measured in at most
+LONG_ENOUGH_S = 5.0
 FAR = 0.25  # a part of the data counts against a point that is so far beyond a limit, as a share of its bound
 GLIMPSE, QUALITY, COST = "glimpse", "quality", "cost"  # kinds of work
 
@@ -43,7 +46,9 @@ class Lab(Protocol):
 
     def quality(self, point: Point, progress: Progress) -> Quality: ...
 
-    def cost(self, point: Point, progress: Progress) -> Cost: ...
+    def cost(self, point: Point, progress: Progress) -> Cost:
+        """Measures one more round: of all rounds of this point."""
+        ...
 
 
 class Sweep:
@@ -78,14 +83,29 @@ class Sweep:
             tried = found[point]
             if tried is None or (tried.cost is None and tried.hopeless is None):
                 found[point] = self._quality(point, own)
-        for point in sorted(points, key=_service_key):
-            tried = found[point]
-            assert tried is not None, "the first pass has seen all points"
-            if tried.cost is None and tried.hopeless is None:
-                with self._forecast.piece(COST, f"cost of {point_name(point)}") as progress:
-                    tried = msgspec.structs.replace(tried, cost=self._lab.cost(point, progress))
-                found[point] = self._keep(tried, whole=True)
-        return [tried for point in points if (tried := found[point]) is not None]
+        seen = {point: tried for point, tried in found.items() if tried is not None}
+        left = [point for point in points if seen[point].cost is None and seen[point].hopeless is None]
+        for _, group in groupby(sorted(left, key=_service_key), _service_key):
+            seen.update(self._costs([seen[point] for point in group]))
+        return [seen[point] for point in points]
+
+    def _costs(self, group: Sequence[Tried]) -> Iterator[tuple[Point, Tried]]:
+        """Points of one service in turn, round by round, so that a machine that is slower for a while is so for all of
+        them; until each was measured for long enough.
+        """
+        left = list(group)
+        for number in range(ROUNDS):
+            again = []
+            for tried in left:
+                if number:
+                    self._forecast.plan(COST, 1)
+                with self._forecast.piece(COST, f"cost of {point_name(tried.point)}") as progress:
+                    cost = self._lab.cost(tried.point, progress)
+                if cost.seconds < LONG_ENOUGH_S and number < ROUNDS - 1:
+                    again.append(tried)
+                else:
+                    yield tried.point, self._keep(msgspec.structs.replace(tried, cost=cost), whole=True)
+            left = again
 
     def _known(self, point: Point) -> Tried | None:
         tried = self._store.record(point, self._slo)

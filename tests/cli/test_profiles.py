@@ -16,6 +16,7 @@ from colibrid.cli.main import run
 from colibrid.cli.profiles import read_profiles
 from colibrid.config.load import Override, load
 from colibrid.errors import ConfigError
+from colibrid.model.cache import BUNDLED_MODEL
 from colibrid.tune.points import shape_of
 from colibrid.tune.profile import pack_identity, write_profile
 from colibrid.tune.result import Point
@@ -116,6 +117,27 @@ def test_a_daemon_refuses_a_profile_for_another_pack(bundled_pack: Pack, tmp_pat
     assert len(lines) == 1, done.stderr
     assert "other@0123456789abcdef" in lines[0]
     assert pack_identity(bundled_pack.manifest) in lines[0]
+
+
+@pytest.mark.parametrize("model", ["pack", "checkpoint"])
+def test_a_configuration_is_checked_with_its_profiles(
+    bundled_pack: Pack,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+) -> None:
+    """`config check` tells what is wrong with them; whether they are for this pack only where the model is one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    other = written(tmp_path / "other.yaml", bundled_pack, Point(per_token=1), other=True)
+    path = tmp_path / "c.yaml"
+    head = f"engine: {{device: cpu}}\nmodel: {{path: {bundled_pack.path if model == 'pack' else BUNDLED_MODEL}}}\n"
+    path.write_text(f"{head}experts: {{profiles: {{a: {other}}}}}\n")
+    assert run(["config", "check", str(path)]) == (78 if model == "pack" else 0)
+    assert ("other@0123456789abcdef" in capsys.readouterr().err) == (model == "pack")
+    path.write_text(f"{head}experts: {{profiles: {{a: {tmp_path}/none.yaml}}}}\n")
+    assert run(["config", "check", str(path)]) == 78
+    assert "experts.profiles.a: " in capsys.readouterr().err
 
 
 def test_origins_name_the_profile(

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from colibrid.model.footprint import footprint
-from colibrid.tune.cost import Load, measure_cost
+from colibrid.tune.cost import Load, Round, cost_of, measure_round
 from colibrid.tune.data import Data, Item
 from colibrid.tune.result import Cost, Point
 
@@ -23,6 +23,11 @@ LOAD = Load(concurrency=3, requests=7, output_tokens=16)
 def data(task: Task, *prompts: tuple[int, ...]) -> Data:
     items = [Item(file=0, line=1, ids=ids, prompt=ids if task == "generate" else None) for ids in prompts]
     return Data(name="d", sha256="00", task=task, items=tuple(items))
+
+
+def measure_cost(runner: Runner, data: Data, point: Point, load: Load = LOAD) -> Cost:
+    """Of one round."""
+    return cost_of(measure_round(runner, data, point, load), runner.manifest, data.task, load.concurrency)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +89,20 @@ def test_texts_that_nobody_asks_are_gone_on_with(runner: Runner) -> None:
 def test_progress_counts_requests(runner: Runner) -> None:
     """Each that is measured, none of the warm-up."""
     seen: list[tuple[int, int]] = []
-    measure_cost(runner, data("generate", PROMPT), Point(), LOAD, lambda *done: seen.append(done))
+    measure_round(runner, data("generate", PROMPT), Point(), LOAD, lambda *done: seen.append(done))
     assert seen == [(done, 7) for done in range(1, 8)]
+
+
+def test_rounds_are_measured_as_one(runner: Runner) -> None:
+    """Requests and seconds add up, and quantiles are of all of them."""
+    rounds = [measure_round(runner, data("generate", PROMPT), Point(), LOAD) for _ in range(2)]
+    both = rounds[0].and_then(rounds[1])
+    assert isinstance(both, Round)
+    cost = cost_of(both, runner.manifest, "generate", LOAD.concurrency)
+    assert (cost.requests, cost.seconds) == (14, rounds[0].seconds + rounds[1].seconds)
+    assert cost.tokens_per_s * cost.seconds == pytest.approx(14 * 16)
+    assert cost.e2e_ms.p99 == max(one.whole for one in both.seen)
+    assert cost.experts_per_token == 2.0
 
 
 def test_slots_are_those_of_the_point(runner: Runner) -> None:

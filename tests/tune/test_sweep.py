@@ -14,7 +14,7 @@ from colibrid.tune.points import experts_only
 from colibrid.tune.result import Cost, Point, Quality
 from colibrid.tune.slo import parse_slo
 from colibrid.tune.store import Store
-from colibrid.tune.sweep import Sweep, far_beyond
+from colibrid.tune.sweep import LONG_ENOUGH_S, ROUNDS, Sweep, far_beyond
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +35,7 @@ class FakeLab:
         self.asked: list[tuple[str, Point]] = []
         self.fail_at: int | None = None
         self.prepared = 0
+        self.round_s = LONG_ENOUGH_S
 
     def prepare(self) -> None:
         self.prepared += 1
@@ -55,7 +56,7 @@ class FakeLab:
 
     def cost(self, point: Point, progress: Progress) -> Cost:
         self._note("cost", point, progress)
-        return cost()
+        return cost(seconds=self.round_s * self.count("cost").count(point))
 
     def count(self, what: str) -> list[Point]:
         return [point for kind, point in self.asked if kind == what]
@@ -169,6 +170,21 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, interrupted_at: int, slo: st
     assert forecast.left() == Left(0, whole=True)
     repeated = [asked for asked in lab.asked[len(before) :] if asked in before and asked[0] != "glimpse"]
     assert repeated == []
+
+
+def test_short_rounds_take_turns(tmp_path: Path) -> None:
+    """Points of one service are measured one after another until each had time enough; the last sum counts."""
+    lab = FakeLab()
+    lab.round_s = LONG_ENOUGH_S / 3
+    sweep, forecast = sweep_of(tmp_path, lab)
+    tried = sweep.run(POINTS, OWN)
+    assert lab.count("cost") == POINTS * 3
+    assert [one.cost.seconds for one in tried if one.cost] == pytest.approx([LONG_ENOUGH_S] * 4)
+    assert forecast.left() == Left(0, whole=True)
+    lab.round_s = LONG_ENOUGH_S / 100
+    lab.asked.clear()
+    sweep_of(tmp_path / "shorter", lab)[0].run(POINTS, OWN)
+    assert lab.count("cost") == POINTS * ROUNDS
 
 
 def test_a_finished_run_measures_nothing(tmp_path: Path) -> None:
