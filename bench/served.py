@@ -87,8 +87,7 @@ class Served:
 
     def cpu_seconds(self) -> float:
         """Processor time of the daemon without its engine: the event loop's, and its helpers'."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.process.pid)
 
     def private_kib(self) -> tuple[int, int]:
         """Memory that the daemon has written and shares with none, and its engine; clean pages of files are not counted."""
@@ -147,6 +146,11 @@ class _Gpu:
         self._driver.cuCtxSetCurrent(self._context)
         _, _, total = self._driver.cuMemGetInfo()
         return int(total)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, by its own clock: nanoseconds, where /proc counts hundredths of a second."""
+    return time.clock_gettime_ns(~pid << 3 | 2) / 1e9  # as clock_getcpuclockid(3) names it
 
 
 def _children(pid: int) -> list[int]:
