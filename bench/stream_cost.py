@@ -212,7 +212,7 @@ def measure(given: argparse.Namespace) -> list[dict[str, float]]:
     if len(cpus) < 2:
         raise RuntimeError("one CPU is too few: the engine computes on one, the servers run on another")
     *others, servers = cpus
-    sets = [f"engine.cpu_sets=[{others[0]}]", "engine.threads=1", *given.set]
+    sets = [f'engine.cpu_sets=["{others[0]}"]', "engine.threads=1", *given.set]
     arguments = ["--max-batch-size", str(given.streams), *([given.model] if given.model else [])]
     arguments += [part for one in sets for part in ("--set", one)]
     rounds: list[dict[str, float]] = []
