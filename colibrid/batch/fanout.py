@@ -21,8 +21,6 @@ from colibrid.engine import abi
 from colibrid.engine.channel import Event
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from colibrid.batch.generation import LiveGeneration
     from colibrid.batch.interfaces import EngineInfo
     from colibrid.batch.placer import Placer
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 _TOKEN = int(abi.EventKind.TOKEN)
 _NO_SLOT, _RESERVED, _CLOSING = int(abi.NO_SLOT), SlotState.RESERVED, SlotState.CLOSING  # names of an Enum take time
 _SMOOTHING = 0.1  # weight of the newest request in the mean duration
+_EARLY_S = 0.004  # a beat that is so near is taken together with a step of the engine: each waking of the loop costs
 
 
 def _most(per_token: int | tuple[int, ...] | None) -> int | None:
@@ -87,8 +86,7 @@ class FanOut:
 
     def take(self, session: EngineSession) -> None:
         """Hand on all events that have arrived."""
-        touched: dict[int, LiveGeneration] = {}
-        channel, find = session.channel, self._placer.slots.find
+        channel, find, late = session.channel, self._placer.slots.find, self._late
         self._gaps.begin_turn(time.monotonic())
         for fields in channel.pop_fields():
             kind, index, number, _, _, _, _, _ = fields
@@ -100,29 +98,31 @@ class FanOut:
                 self._log.warning("stale_event", kind=kind, slot=index, generation=number)
                 continue
             assert slot.owner is not None, "a slot that is found has an owner"
-            touched[index] = slot.owner
+            late[slot.owner] = None
             if kind == _TOKEN:
                 self._on_token(channel, slot, slot.owner, fields)
             else:
                 self._on_event(channel, slot, slot.owner, Event._make(fields))
         self._gaps.end_turn()
-        self._wake(touched.values())
+        self._wake()
 
-    def _wake(self, touched: Iterable[LiveGeneration]) -> None:
-        """Wake each whose pace allows it, now or as soon as it does."""
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        self._late.update(dict.fromkeys(touched))
-        due = [one for one in self._late if one.due <= now or one.ended]
+    def _wake(self) -> None:
+        """Wake each of the late whose pace allows it, now or as soon as it does."""
+        loop, late = asyncio.get_running_loop(), self._late
+        now = loop.time() + _EARLY_S
+        due = [one for one in late if one.due <= now or one.ended]
         for generation in due:
-            del self._late[generation]
+            del late[generation]
             generation.wake_at(now)
-        if self._late and self._timer is None:
-            self._timer = loop.call_at(min(one.due for one in self._late), self._time_is_up)
+        if self._timer is not None and due:
+            self._timer.cancel()
+            self._timer = None
+        if late and self._timer is None:
+            self._timer = loop.call_at(min(one.due for one in late), self._time_is_up)
 
     def _time_is_up(self) -> None:
         self._timer = None
-        self._wake(())
+        self._wake()
 
     def _on_token(
         self, channel: DaemonChannel, slot: Slot[LiveGeneration], generation: LiveGeneration, fields: Fields

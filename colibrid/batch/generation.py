@@ -128,8 +128,12 @@ class LiveGeneration:
         self._end()
 
     def wake_at(self, now: float) -> None:
-        """Let the consumer look, for the last time until its pace allows it again or it ends."""
-        self.due = now + self._pace_s
+        """Let the consumer look, for the last time until the next beat of its pace or its end.
+
+        All of one pace share their beats, so that their wakings, and what they write, come together.
+        """
+        pace = self._pace_s
+        self.due = now - now % pace + pace if pace else now
         self.wake()
 
     def wake(self) -> None:

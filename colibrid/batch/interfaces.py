@@ -85,7 +85,8 @@ class Generation(Protocol):
         ...
 
     def pace(self, interval_s: float) -> None:
-        """From the next list of records on, the one after comes no sooner than this, unless the generation ends.
+        """From the next list of records on, the one after waits for the next multiple of this on the event loop's clock,
+        which all of one pace share, unless the generation ends.
 
         Whoever needs them less often saves what each list costs; 0, as at the start: each as it arrives. Masks are asked
         for by records, so whoever submits them must not wait.

@@ -133,8 +133,8 @@ class ServerSettings(Section, frozen=True, kw_only=True):
         float,
         Meta(ge=0, le=1000),
         Live(
-            "while more than 8 streams are open, what comes sooner than this after an event of a stream goes out with the "
-            "next one, about 60 times a second: it halves the daemon's work; 0: each token as it comes"
+            "while more than 8 streams are open, their tokens wait for a common beat, once in so many milliseconds: it "
+            "halves the daemon's work; 0: each token as it comes"
         ),
     ] = 16.0
     ui: Annotated[

@@ -79,7 +79,7 @@ class Choice:
         return self._generation.prompt_records
 
     def pace(self, interval_s: float) -> None:
-        """Deltas that come sooner than so long after the next one may come as one; 0: each as it comes.
+        """After the next delta, those of one such interval may come as one; 0: each as it comes.
 
         Of no effect where a token may end the text, or decides which ones may follow: then each counts.
         """

@@ -92,7 +92,7 @@ class AppState:
 
     @property
     def stream_pace_s(self) -> float:
-        """How long after an event of a stream the next one is sent at the earliest: at once while there are few streams."""
+        """From one beat of the streams' events to the next; 0 while there are few streams: each is sent at once."""
         return self.settings.server.stream_interval_ms / 1000 if self._streams > FEW_STREAMS else 0.0
 
     @contextlib.contextmanager

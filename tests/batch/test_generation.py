@@ -178,3 +178,18 @@ def test_a_request_without_masks_takes_none(generation: LiveGeneration) -> None:
     """A mask that nobody would look at is an error of the caller."""
     with pytest.raises(ValueError, match="not submitted as masked"):
         generation.submit_mask(0, b"")
+
+
+def test_generations_of_one_pace_share_their_beats(owner: Owner) -> None:
+    """Whenever two of one pace were woken, their next beat is the same; without a pace each moment will do."""
+    generations = [LiveGeneration(REQUEST, owner, 0.0) for _ in range(3)]
+    for one, pace in zip(generations, (0.25, 0.25, 0.0), strict=True):
+        one.pace(pace)
+        one.wake_at(99.0)
+    first, second, third = generations
+    first.wake_at(100.01)
+    second.wake_at(100.24)
+    third.wake_at(100.1)
+    assert (first.due, second.due, third.due) == (100.25, 100.25, 100.1)
+    second.wake_at(100.25)
+    assert second.due == 100.5
