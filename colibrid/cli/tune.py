@@ -90,8 +90,8 @@ class _Ground(NamedTuple):
 @click.option("--tokens", type=click.IntRange(64), metavar="N", help="Most tokens of the data that are used.")
 @click.option("--answer-tokens", type=click.IntRange(1, 4096), default=128, show_default=True,
               help="Most tokens of a greedy answer.")  # fmt: skip
-@click.option("--kl-tokens", type=click.IntRange(16, 1 << 20), default=2048, show_default=True,
-              help="Tokens of the data that KL is computed over.")  # fmt: skip
+@click.option("--kl-tokens", type=click.IntRange(16, 1 << 20), default=8192, show_default=True,
+              help="Tokens of the data that KL is computed over: fewer are faster, and coarser.")  # fmt: skip
 @click.option("--layers/--no-layers", default=True, help="Look at single layers, and try a number for each.")
 @click.option("--all", "to_the_end", is_flag=True, help="Measure to the end what cannot keep the limits, too.")
 @click.option("--out", metavar="FOLDER", help="For results; default: tune-NAME.")
