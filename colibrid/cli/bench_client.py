@@ -5,13 +5,21 @@ from __future__ import annotations
 import itertools
 import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from colibrid.cli.bench_result import Form
-from colibrid.cli.bench_wire import Connection, EventParser, ResponseParser, StaleError, WireError, request_bytes
+from colibrid.cli.bench_wire import (
+    Connection,
+    EventParser,
+    ResponseParser,
+    StaleError,
+    WireError,
+    request_bytes,
+    whole_number,
+)
 from colibrid.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -167,9 +175,12 @@ _WORDS = [
 ]
 
 
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
+
+
 class _Details(msgspec.Struct, frozen=True):
-    completion_tokens: int
-    prompt_tokens: int | None = None
+    completion_tokens: _Tokens
+    prompt_tokens: _Tokens | None = None
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -230,7 +241,7 @@ class Reader:
         """Whether `data` brought something of the text."""
         try:
             answer = _ANSWER.decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             self.problem = f"not an answer of this API ({error}): {data[:100].decode('utf-8', 'replace')}"
             return False
         if answer.error is not None:
@@ -318,7 +329,7 @@ class Client:
             return msgspec.json.decode(bytes(body), type=_Models).data[0].id
         except (OSError, WireError) as error:
             raise EngineError(f"{url}: {error}; is a server running there?") from None
-        except (msgspec.MsgspecError, IndexError):
+        except (msgspec.MsgspecError, RecursionError, IndexError):
             raise EngineError(f"{url}/v1/models lists no model; name it with --model") from None
 
     def close(self) -> None:
@@ -344,9 +355,9 @@ def refusal(response: ResponseParser) -> float | None:
     if response.status not in _REFUSALS:
         return None
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        text = response.headers.get(name, "")
-        if text.isdigit():
-            return min(int(text) * unit, _LONGEST_WAIT_S)
+        wait = whole_number(response.headers.get(name, ""))
+        if wait is not None:
+            return min(wait * unit, _LONGEST_WAIT_S)
     return None
 
 
@@ -362,9 +373,18 @@ def forms(load: HttpLoad) -> list[Form]:
 def _address(url: str) -> _Address:
     try:
         parts = urlsplit(url)
-        if parts.scheme in {"http", "https"} and parts.hostname and not parts.query:
+        extra = parts.query or parts.fragment or "@" in parts.netloc
+        if parts.scheme in {"http", "https"} and parts.hostname and not extra and _is_plain(url):
+            parts.hostname.encode("idna")
             tls = ssl.create_default_context() if parts.scheme == "https" else None
             return _Address(parts.hostname, parts.port or (443 if tls else 80), parts.path.rstrip("/"), tls)
     except ValueError:
         pass
-    raise ConfigError(f"--url {url!r}: write it like http://127.0.0.1:8080")
+    raise ConfigError(
+        f"--url {url!r}: write it like http://127.0.0.1:8080, in ASCII and without spaces, a user, a query or a fragment; a "
+        "key goes into --api-key-file"
+    )
+
+
+def _is_plain(url: str) -> bool:
+    return url.isascii() and url.isprintable() and " " not in url

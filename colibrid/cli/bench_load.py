@@ -7,12 +7,14 @@ import itertools
 import math
 import random
 import re
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from colibrid.config.values import shorten
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_PROMPT = 1 << 20
 _MAX_TRACE_BYTES = 256 << 20
+_WHOLE = "[0-9]{1,18}"
+_LATEST = 1e6  # seconds, of a trace
 _BELOW_ONE = 1 - 2**-53
 _LENGTHS = "a number, uniform:LOW-HIGH, or lognormal:MEDIAN,SIGMA[,MOST]"
 
@@ -51,13 +55,13 @@ Lengths = int | Uniform | Lognormal
 
 def parse_lengths(option: str, text: str, most: int = MAX_PROMPT) -> Lengths:
     """`128`, `uniform:16-512`, `lognormal:128,0.8` or `lognormal:128,0.8,2048`. ConfigError."""
-    if re.fullmatch(r"\d+", text) and 1 <= int(text) <= most:
+    if re.fullmatch(_WHOLE, text) and 1 <= int(text) <= most:
         return int(text)
-    if found := re.fullmatch(r"uniform:(\d+)-(\d+)", text):
+    if found := re.fullmatch(f"uniform:({_WHOLE})-({_WHOLE})", text):
         low, high = int(found[1]), int(found[2])
         if 1 <= low <= high <= most:
             return Uniform(low, high)
-    if found := re.fullmatch(r"lognormal:([\d.]+),([\d.]+)(?:,(\d+))?", text):
+    if found := re.fullmatch(r"lognormal:([\d.]+),([\d.]+)(?:,([0-9]{1,18}))?", text):
         try:
             median, sigma, limit = float(found[1]), float(found[2]), int(found[3] or most)
         except ValueError:
@@ -65,7 +69,7 @@ def parse_lengths(option: str, text: str, most: int = MAX_PROMPT) -> Lengths:
         if 1 <= median <= limit <= most and 0 < sigma <= 10:
             return Lognormal(median, sigma, limit)
     raise ConfigError(
-        f"{option} {text!r}: write {_LENGTHS}, in whole tokens from 1 to {most}, LOW <= HIGH, MEDIAN <= MOST, SIGMA to 10"
+        f"{option} {shorten(text)}: write {_LENGTHS}, in whole tokens from 1 to {most}, LOW <= HIGH, MEDIAN <= MOST, SIGMA to 10"
     )
 
 
@@ -142,17 +146,18 @@ _LINE = msgspec.json.Decoder(TraceLine)
 def read_trace(path: Path) -> Trace:
     """ConfigError with the number of the line."""
     try:
-        if path.stat().st_size > _MAX_TRACE_BYTES:
-            raise ConfigError(f"--trace {path} is larger than {_MAX_TRACE_BYTES} bytes; cut it")
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(_MAX_TRACE_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"--trace {path} cannot be read: {error.strerror}; check the file") from error
+    if len(data) > _MAX_TRACE_BYTES:
+        raise ConfigError(f"--trace {path} is larger than {_MAX_TRACE_BYTES} bytes; cut it")
     lines: list[TraceLine] = []
-    for number, text in enumerate(data.splitlines(), start=1):
+    for number, text in enumerate(data.removeprefix(BOM_UTF8).splitlines(), start=1):
         if text.strip():
             try:
                 lines.append(_checked(text, lines))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(
                     f"--trace {path}, line {number}: {error}; write lines like "
                     '{"at": 0.5, "prompt_tokens": 128, "max_tokens": 64}, or with "prompt" for a text'
@@ -171,8 +176,8 @@ def _checked(text: bytes, before: list[TraceLine]) -> TraceLine:
     for name, value in (("prompt_tokens", line.prompt_tokens), ("max_tokens", line.max_tokens)):
         if value is not None and not 1 <= value <= MAX_PROMPT:
             raise ValueError(f"{name} is {value}, and may be 1 to {MAX_PROMPT}")
-    if line.at is not None and not 0 <= line.at < math.inf:
-        raise ValueError(f"at is {line.at}, and is seconds from the beginning")
+    if line.at is not None and not 0 <= line.at <= _LATEST:
+        raise ValueError(f"at is {line.at:g}, and is seconds from the beginning, 0 to {_LATEST:g}")
     if before and (before[-1].at is None) != (line.at is None):
         raise ValueError("either all lines have at, or none")
     if before and before[-1].at is not None and line.at is not None and line.at < before[-1].at:

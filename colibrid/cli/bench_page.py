@@ -190,7 +190,7 @@ def _firsts(samples: Sequence[Sample]) -> list[float]:
 def _tokens(report: HttpReport) -> list[tuple[float, float]]:
     """Tokens a second in slices of the run: each event's when it came, of whole answers all at their end."""
     width = report.elapsed_s / _SLICES
-    if width <= 0:
+    if width < 1e-9:
         return []
     counts = [0.0] * _SLICES
     for sample in report.samples:

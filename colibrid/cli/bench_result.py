@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
+_MAX_REPORT_BYTES = 512 << 20
+
+
+# Of a file that is read: what no run could have seen is refused.
+_Time = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
 
 
 class Form(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,13 +39,13 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
 class Sample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One request that was answered whole. Times are from when it was to be sent, which in an open loop is its arrival."""
 
-    at: float  # seconds from the beginning of the load
-    e2e_ms: float
+    at: _Time  # seconds from the beginning of the load
+    e2e_ms: _Time
     late_ms: float = 0.0  # how long after `at` it was sent: what the generator itself, or its limit, held back
-    ttft_ms: float | None = None  # None: not a stream, or a stream without text
-    tokens: int | None = None  # None: the server does not say, and it is not a stream
-    prompt_tokens: int | None = None  # None: the server does not say
-    gaps_ms: list[float] = []  # between the events that brought text
+    ttft_ms: _Time | None = None  # None: not a stream, or a stream without text
+    tokens: _Tokens | None = None  # None: the server does not say, and it is not a stream
+    prompt_tokens: _Tokens | None = None  # None: the server does not say
+    gaps_ms: list[_Time] = []  # between the events that brought text
 
     @property
     def tpot_ms(self) -> float | None:
@@ -67,7 +73,7 @@ class HttpReport(msgspec.Struct, frozen=True, kw_only=True):
     load: HttpLoad  # without the key
     form: Form
     model: str
-    elapsed_s: float  # from the beginning of the load to the last answer
+    elapsed_s: _Time  # from the beginning of the load to the last answer
     ok: int
     refused: int  # 503 or 429 with Retry-After; a closed loop sends another request then, an open one does not
     failed: int
@@ -160,12 +166,15 @@ def good_ones(samples: Sequence[Sample], slo: str, *, stream: bool) -> list[bool
 def read_report(path: Path) -> HttpReport:
     """ConfigError: no report, or one of another version."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(_MAX_REPORT_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; check the file") from error
+    if len(data) > _MAX_REPORT_BYTES:
+        raise ConfigError(f"{path} is larger than {_MAX_REPORT_BYTES} bytes, so no report of `bench http`; give another file")
     try:
         report = msgspec.json.decode(data, type=HttpReport)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{path} is no report of `bench http` ({error}); make one with --out or --json") from None
     if report.format != FORMAT:
         raise ConfigError(f"{path} is of format {report.format}, and this is {FORMAT}; make it again with this version")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from colibrid.cli.numbers import NumberRange
+from colibrid.cli.say import plain
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from colibrid.cli.bench_result import HttpReport
 
 _OPEN_SECONDS = 30.0
+_MOST_SECONDS = 1_000_000
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _OLD_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -26,7 +30,7 @@ _OLD_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="Where it listens; http or https.")
 @click.option("--clients", type=click.IntRange(1, 4096), default=8, show_default=True,
               help="Closed loop: each sends its next request when it has the answer to the one before.")  # fmt: skip
-@click.option("--rate", type=click.FloatRange(0, 100_000, min_open=True), metavar="PER_S",
+@click.option("--rate", type=NumberRange(0, 100_000, min_open=True), metavar="PER_S",
               help="Open loop: requests arrive at this rate, whatever happens to those before.")  # fmt: skip
 @click.option("--arrivals", type=click.Choice(["poisson", "fixed"]), default="poisson", show_default=True,
               help="Of --rate: at random, or at even times.")  # fmt: skip
@@ -36,7 +40,7 @@ _OLD_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
               help='Lengths, and times if it has "at", from lines like {"at": 0.5, "prompt_tokens": 128, "max_tokens": 64};'
               ' "prompt" in place of "prompt_tokens" is a text.')  # fmt: skip
 @click.option("--requests", type=click.IntRange(1), help="Requests that are counted; default: 8 a client.")
-@click.option("--seconds", type=click.FloatRange(0.1),
+@click.option("--seconds", type=NumberRange(0.1, _MOST_SECONDS),
               help="Instead of --requests: start new ones for that long; default of an open loop: 30.")  # fmt: skip
 @click.option("--warmup", type=click.IntRange(0),
               help="Requests before, not counted, by --clients; the first finds out what the server takes. Default: 1 a client.")  # fmt: skip
@@ -60,7 +64,7 @@ _OLD_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--model", metavar="NAME", help="Default: the first that the server lists.")
 @click.option("--field", "fields", multiple=True, metavar="NAME=JSON", help="One more field of every request's body.")
 @click.option("--api-key-file", type=_OLD_FILE, help="As the server's; its first key is sent.")
-@click.option("--timeout", type=click.FloatRange(0.1), default=120.0, show_default=True, help="Seconds a request.")
+@click.option("--timeout", type=NumberRange(0.1, _MOST_SECONDS), default=120.0, show_default=True, help="Seconds a request.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with every request, instead of a table.")
 @click.option("--out", type=_FILE, metavar="FILE.json", help="The same object into a file, for `bench compare`.")
 @click.option("--html", type=_FILE, metavar="FILE.html", help="A page with pictures, which needs no network.")
@@ -90,14 +94,16 @@ def http(
     load, trace = _load(trace_file, given)
     report = measure_http(load, trace)
     data = msgspec.json.encode(report)
-    if out is not None:
-        _write(out, data + b"\n")
-    if html is not None:
-        _write(html, report_page(report).encode())
-    if as_json:
-        print(msgspec.json.format(data, indent=1).decode())
-    else:
-        _print(http_lines(report))
+    try:
+        if out is not None:
+            _write(out, data + b"\n")
+        if html is not None:
+            _write(html, report_page(report).encode())
+    finally:  # what was measured is shown, whatever becomes of the files
+        if as_json:
+            print(msgspec.json.format(data, indent=1).decode())
+        else:
+            _print(http_lines(report))
     return 1 if report.failed else 0
 
 
@@ -145,6 +151,8 @@ def _load(trace_file: Path | None, given: dict[str, Any]) -> tuple[HttpLoad, Tra
         parse_slo(given["slo"], stream=given["stream"])
     if given["chat"] and given["prompt_form"] == "ids":
         raise click.UsageError("chats are texts; leave --prompt-form ids or --chat out")
+    if given["model"] is not None and not given["model"].isprintable():
+        raise ConfigError(f"--model {given['model']!r}: not a name that JSON can hold; write it in UTF-8")
     if given["warmup"] is None:
         given["warmup"] = given["clients"]
     trace = None if trace_file is None else read_trace(trace_file)
@@ -180,7 +188,10 @@ def _first_key(path: Path) -> str:
         if line and not line.startswith("#"):
             if "sha256:" in line:
                 raise ConfigError(f"--api-key-file {path} holds hashes, and a client needs a key; give a file with one")
-            return line.split()[0]
+            key = line.split()[0]
+            if not (key.isascii() and key.isprintable()):
+                raise ConfigError(f"--api-key-file {path}: a key is written in ASCII; give a file with such a key")
+            return key
     raise ConfigError(f"--api-key-file {path} holds no key; write one a line")
 
 
@@ -190,7 +201,8 @@ def _fields(texts: Iterable[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         try:
             fields[name] = json.loads(value)
-        except ValueError:
+            msgspec.json.encode((name, fields[name]))  # half of a surrogate pair is no text
+        except (ValueError, RecursionError):
             equals = ""
         if not equals or not name:
             raise ConfigError(f"--field {text!r}: write it as name=JSON, e.g. cache_prompt=false or user='\"me\"'")
@@ -200,6 +212,8 @@ def _fields(texts: Iterable[str]) -> dict[str, Any]:
 def _places(*paths: Path | None) -> None:
     """Before a run, whose numbers would be lost."""
     for path in filter(None, paths):
+        if path.parent.is_dir() and not os.access(path.parent, os.W_OK):
+            raise ConfigError(f"{path} cannot be written: no permission in {path.parent}; choose another place")
         if not path.parent.is_dir():
             raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it")
 
@@ -213,4 +227,4 @@ def _write(path: Path, data: bytes) -> None:
 
 def _print(lines: Iterable[str]) -> None:
     for line in lines:
-        print(line)
+        print(plain(line))

@@ -6,6 +6,7 @@ A general client costs several times the processor time, which on a small machin
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import TYPE_CHECKING, cast
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_BODY_BYTES = 256 << 20
+_MOST_DIGITS = 18  # of a number in a head
+_CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,15}")
 
 
 class WireError(ColibridError):
@@ -25,6 +28,11 @@ class WireError(ColibridError):
 
 class StaleError(WireError):
     """The server had closed a kept connection before it saw the request: not a failure, to be sent again."""
+
+
+def whole_number(text: str) -> int | None:
+    """Of a head's field; None: it is none, or none that anybody could mean."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 class ResponseParser:
@@ -83,11 +91,12 @@ class ResponseParser:
         first, *lines = self._buffer[:end].decode("latin-1").split("\r\n")
         del self._buffer[: end + 4]
         version, _, rest = first.partition(" ")
-        if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+        status = whole_number(rest[:3])
+        if not version.startswith("HTTP/1.") or status is None or status < 100:
             raise WireError(f"not an HTTP/1.1 response: {first[:60]!r}")
-        if rest[0] == "1":  # 100 Continue and its like: the response is still to come
+        if status < 200:  # 100 Continue and its like: the response is still to come
             return b""
-        self.status = int(rest[:3])
+        self.status = status
         for line in lines:
             name, _, value = line.partition(":")
             self.headers[name.strip().lower()] = value.strip()
@@ -100,9 +109,9 @@ class ResponseParser:
             self._chunked = True
             self._step = self._read_size
         elif length is not None:
-            if not length.isdigit():
+            self._left = whole_number(length)
+            if self._left is None:
                 raise WireError(f"content-length is {length[:20]!r}")
-            self._left = int(length)
             self._step = self._read_body
             self.done = self._left == 0
         elif self.status in {204, 304}:
@@ -112,15 +121,13 @@ class ResponseParser:
             self._step = self._read_body
 
     def _read_size(self) -> bytes | None:
-        end = self._buffer.find(b"\r\n")
-        if end < 0:
+        line = self._read_line()
+        if line is None:
             return None
-        text = bytes(self._buffer[:end]).split(b";")[0].strip()
-        del self._buffer[: end + 2]
-        try:
-            self._left = int(text, 16)
-        except ValueError:
-            raise WireError(f"the size of a chunk is {text[:20]!r}") from None
+        text = line.split(b";")[0].strip()
+        if not _CHUNK_SIZE.fullmatch(text):
+            raise WireError(f"the size of a chunk is {text[:20]!r}")
+        self._left = int(text, 16)
         self._step = self._read_body if self._left else self._read_trailer
         return b""
 
@@ -146,12 +153,22 @@ class ResponseParser:
         return b""
 
     def _read_trailer(self) -> bytes | None:
+        line = self._read_line()
+        if line is None:
+            return None
+        self.done = not line
+        return b""
+
+    def _read_line(self) -> bytes | None:
+        """Of a chunk's frame; None: it has not come yet."""
         end = self._buffer.find(b"\r\n")
         if end < 0:
+            if len(self._buffer) > MAX_HEAD_BYTES:
+                raise WireError(f"a line between chunks is longer than {MAX_HEAD_BYTES} bytes")
             return None
-        self.done = end == 0
+        line = bytes(self._buffer[:end])
         del self._buffer[: end + 2]
-        return b""
+        return line
 
 
 class EventParser:

@@ -16,6 +16,7 @@ from colibrid.batch.request import GenerateRequest, Sampling
 from colibrid.cli.assembly import assemble
 from colibrid.cli.device import settled
 from colibrid.cli.models import resolve_model
+from colibrid.cli.numbers import NumberRange
 from colibrid.cli.options import engine_options, load_settings, use_plugins
 from colibrid.config.environment import read_environment
 from colibrid.config.load import BUILT_IN
@@ -44,7 +45,7 @@ class _Question:
 @engine_options
 @click.option("--chat", is_flag=True, help="PROMPT is a user's message: use the model's chat template.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Most tokens to generate.")
-@click.option("--temperature", type=click.FloatRange(0, 2), metavar="T", help="0: always the likeliest token.")
+@click.option("--temperature", type=NumberRange(0, 2), metavar="T", help="0: always the likeliest token.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), metavar="N", help="Equal seeds give equal texts.")
 def complete(
     words: tuple[str, ...],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from colibrid.cli.models import checksum
+from colibrid.cli.numbers import NumberRange
 from colibrid.cli.options import load_settings, use_plugins
 from colibrid.cli.progress import Progress
 from colibrid.cli.shapes import SHAPES, write_shape
@@ -64,7 +65,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--cold-share",
-    type=click.FloatRange(0, 1),
+    type=NumberRange(0, 1),
     metavar="SHARE",
     help="With --precision-from: the share of any task's assignments that these experts may have.  "
     f"[default: {COLD_SHARE}]",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from colibrid import __version__
-from colibrid.cli.say import say
+from colibrid.cli.say import plain, say
 from colibrid.errors import ColibridError, ConfigError, ModelError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except ColibridError as error:
         for line in str(error).splitlines():
-            say(f"colibrid: {line}\n", sys.stderr)
+            say(f"colibrid: {plain(line)}\n", sys.stderr)
         return EXIT_CONFIG if isinstance(error, ConfigError | ModelError) else EXIT_FAILED
     except BrokenPipeError:  # `colibrid inspect | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,6 +8,11 @@ import select
 from typing import IO
 
 
+def plain(text: str) -> str:
+    """On one line and without anything that a terminal obeys: texts of servers, files and models may hold what they like."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def say(text: str, file: IO[str]) -> None:
     """Write if somebody takes it now; otherwise it is lost. For texts shorter than a page, which pipes take whole."""
     try:

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from colibrid.cli.device import settled
+from colibrid.cli.numbers import NumberRange
 from colibrid.cli.options import engine_options, load_settings, use_plugins
 from colibrid.cli.verify_report import details, plot, table, write_json
 from colibrid.cli.verify_trial import MAX_KL, Trial
@@ -40,9 +41,9 @@ EXIT_WRONG = 1
 @click.option("--questions", metavar="FILE", help='JSON lines with "messages" and "answer": the engine answers them.')
 @click.option("--store", is_flag=True, help="Keep a few of SOURCE's predictions in each pack, for later checks.")
 @click.option(
-    "--max-kl", type=click.FloatRange(0), show_default=str(MAX_KL), help="Fail above this divergence, in nats."
+    "--max-kl", type=NumberRange(0), show_default=str(MAX_KL), help="Fail above this divergence, in nats."
 )
-@click.option("--min-exact", type=click.FloatRange(0, 100), metavar="PERCENT", help="Fail below this share of answers.")
+@click.option("--min-exact", type=NumberRange(0, 100), metavar="PERCENT", help="Fail below this share of answers.")
 @click.option("--json", "json_file", metavar="FILE", help="Everything found, as JSON; - for standard output.")
 @click.option("--plot", "plot_file", metavar="FILE.png", help="Divergence and answers by size; wants matplotlib.")
 @click.option("--quiet", "-q", is_flag=True, help="No progress bar.")

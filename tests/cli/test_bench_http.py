@@ -112,6 +112,19 @@ async def _cut(request: web.Request, _body: dict[str, Any]) -> web.StreamRespons
     return web.Response()
 
 
+async def _deep(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+    return web.Response(text='data: {"error":' + "[" * 100_000 + "\n\n")
+
+
+async def _huge_usage(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+    usage = {"completion_tokens": 10**400}
+    return web.Response(text=f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n")
+
+
+async def _bad_retry(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+    return web.Response(status=503, text="later", headers={"Retry-After": "9" * 5000})
+
+
 async def _slow(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
     await asyncio.sleep(60)
     return web.Response()
@@ -127,6 +140,9 @@ async def _slow(_request: web.Request, _body: dict[str, Any]) -> web.StreamRespo
         (_nonsense, "not an answer of this API"),
         (_cut, "the server closed the connection"),
         (_slow, "no answer within 0.2 s"),
+        (_deep, "not an answer of this API"),
+        (_huge_usage, "not an answer of this API"),
+        (_bad_retry, "503: later"),
     ],
 )
 def test_failures_are_counted_and_explained(handler: Handler, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,6 +188,13 @@ def test_the_table_names_server_load_and_times(capsys: pytest.CaptureFixture[str
         (["--url", "http://x:99999"], 78, "--url"),
         (["--field", "n"], 78, "--field 'n'"),
         (["--field", "n=x"], 78, "--field 'n=x'"),
+        (["--field", f"n={'[' * 100_000}"], 78, "--field 'n=[["),
+        (["--field", 'n="\udcff"'], 78, "--field"),
+        (["--model", "\udcff"], 78, "--model"),
+        (["--url", "http://name:word@x"], 78, "--api-key-file"),
+        (["--url", f"http://{'a' * 70}.com"], 78, "--url"),
+        (["--url", "http://x/\udcff"], 78, "--url"),
+        (["--prompt-tokens", "9" * 5000], 78, "--prompt-tokens '9999"),
         (["--requests", "3", "--seconds", "1"], 2, "--requests or --seconds"),
         (["--url", "http://127.0.0.1:9"], 1, "is a server running there?"),
     ],
@@ -196,6 +219,34 @@ def test_a_warm_up_without_any_answer_ends_the_run(capsys: pytest.CaptureFixture
     with FakeServer(_error).running() as server:
         assert run(["bench", "http", "--url", server.url]) == 1
     assert "no request of the warm-up was answered: 500: " in capsys.readouterr().err
+
+
+async def _hostile(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+    return web.Response(status=400, text="\x1b[31m<script>\r\nnothing else")
+
+
+def test_what_servers_say_cannot_rule_the_terminal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Names and errors of a server are shown with their control characters written out, and in pages as text."""
+    server, page = FakeServer(_hostile), tmp_path / "page.html"
+    server.models = {"data": [{"id": "\x1b]0;mine\x07<script>"}]}
+    with server.running():
+        arguments = ["--requests", "1", "--warmup", "0", "--html", str(page)]
+        assert run(["bench", "http", "--url", server.url, *arguments]) == 1
+        assert run(["bench", "http", "--url", server.url]) == 1
+    shown = capsys.readouterr()
+    assert "\x1b" not in shown.out + shown.err
+    assert "\\x1b[31m<script>\\r" in shown.out
+    assert "\\x1b[31m" in shown.err
+    assert "<script" not in page.read_text()
+
+
+def test_what_was_measured_is_shown_though_a_file_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """A full disk is told, and costs the file only."""
+    with FakeServer(answer).running() as server:
+        assert run(["bench", "http", "--url", server.url, "--requests", "4", "--out", "/dev/full"]) == 78
+    shown = capsys.readouterr()
+    assert "4 answered" in shown.out
+    assert "/dev/full cannot be written" in shown.err
 
 
 def test_a_key_file_without_a_key_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_plans_repeat_with_their_seed() -> None:
 def test_a_trace_is_read(tmp_path: Path) -> None:
     """Lines become requests; what they leave out is drawn; the report can say which file it was."""
     path = tmp_path / "t.jsonl"
-    path.write_text('{"at": 0.5, "prompt_tokens": 3}\n\n{"at": 0.5, "prompt": "Hi", "max_tokens": 7}\n')
+    path.write_text('\ufeff{"at": 0.5, "prompt_tokens": 3}\n\n{"at": 0.5, "prompt": "Hi", "max_tokens": 7}\n')
     trace = read_trace(path)
     load = make_load(trace=trace.name, requests=None)
     assert load.open
@@ -121,6 +121,8 @@ def test_a_trace_is_read(tmp_path: Path) -> None:
         ('{"at": 2, "prompt_tokens": 0}', "prompt_tokens is 0, and may be 1 to 1048576"),
         ('{"at": 2, "prompt": "a", "max_tokens": 9999999}', "max_tokens is 9999999"),
         ('{"at": -1, "prompt": "a"}', "at is -1"),
+        ('{"at": 1e300, "prompt": "a"}', "at is 1e+300, and is seconds from the beginning, 0 to 1e+06"),
+        (f'{{"at": {"[" * 100_000}', "`array`"),
         ('{"at": 0.5, "prompt": "a"}', "at is 0.5, before that of the line above, 1.0; sort the file"),
         ('{"prompt": "a"}', "either all lines have at, or none"),
         ('{"at": 2, "prompt": "a", "tokens": 3}', "unknown field `tokens`"),

@@ -86,3 +86,14 @@ def test_reports_are_read_back(tmp_path: Path) -> None:
         read_report(path)
     with pytest.raises(ConfigError, match="No such file"):
         read_report(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize("edited", [{"e2e_ms": -5}, {"at": 1e300}, {"tokens": 10**30}, {"gaps_ms": [-1.0]}])
+def test_a_report_that_no_run_could_have_made_is_refused(edited: dict[str, object], tmp_path: Path) -> None:
+    """An edited file is named, instead of drawn until something breaks."""
+    path = tmp_path / "a.json"
+    report = msgspec.to_builtins(make_report([Sample(at=0, e2e_ms=1.5, tokens=2, ttft_ms=1.0, gaps_ms=[0.5])]))
+    report["samples"][0] |= edited
+    path.write_bytes(msgspec.json.encode(report))
+    with pytest.raises(ConfigError, match=next(iter(edited))):
+        read_report(path)

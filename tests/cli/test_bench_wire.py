@@ -149,3 +149,20 @@ async def test_a_cut_answer_fails_its_request() -> None:
         with pytest.raises(WireError, match="middle of a response"):
             await connection.ask(GET, lambda _data, _now: None)
         assert not connection.usable
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "HTTP/1.1 ²00 OK\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: ²\r\n\r\n",
+        f"HTTP/1.1 200 OK\r\nContent-Length: {'9' * 5000}\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nabcdefgh",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + "1" * 70_000,
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + "T" * 70_000,
+    ],
+)
+def test_numbers_that_no_server_means_are_an_error(data: str) -> None:
+    """Digits of other scripts, sizes below nothing and lines without an end neither raise something else nor hang."""
+    with pytest.raises(WireError):
+        ResponseParser().feed(data.encode("latin-1"))

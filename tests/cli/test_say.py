@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from colibrid.cli.say import say, say_to
+from colibrid.cli.say import plain, say, say_to
 
 if TYPE_CHECKING:
     import pytest
@@ -51,3 +51,9 @@ def test_a_closed_file_is_survived(capsys: pytest.CaptureFixture[str]) -> None:
     text.close()
     say("lost\n", text)
     assert capsys.readouterr().err == ""
+
+
+def test_plain_text_rules_no_terminal() -> None:
+    """Control characters, marks of direction and half characters are written out; the rest stays."""
+    assert plain("café 日本") == "café 日本"
+    assert plain("a\x1b[31m\r\u202e\udcff") == "a\\x1b[31m\\r\\u202e\\udcff"
