@@ -99,7 +99,7 @@ class Forecast:
             rest = None
         left = self._left({} if rest is None else {kind: rest})
         total = self._done + sum(self._planned.values())
-        self._report(int(_PARTS * (self._done + min(share, 1.0))), _PARTS * total, f"{what}, {left}")
+        self._report(int(_PARTS * (self._done + min(share, 1.0))), _PARTS * total, f"{left}: {what}")
 
 
 def pieces(parts: int) -> str:

@@ -8,6 +8,7 @@ interrupted goes on with the next one.
 
 from __future__ import annotations
 
+import math
 from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int], None]
 
 ROUNDS = 5  # that costs of a point are measured in at most
-LONG_ENOUGH_S = 5.0
+LONG_ENOUGH_S = 5.0  # all rounds of a point together
 FAR = 0.25  # a part of the data counts against a point that is so far beyond a limit, as a share of its bound
 GLIMPSE, QUALITY, COST = "glimpse", "quality", "cost"  # kinds of work
 
@@ -71,6 +72,7 @@ class Sweep:
         self._limits = () if to_the_end else tuple(limits)
         self._slo = None if to_the_end else slo
         self._qualities: dict[Point, Quality] = {}  # by what decides about answers
+        self._rounds: int | None = None  # of each point's costs
         self._lost: dict[Point, Tried] = {}  # given up, by the same
 
     def run(self, points: Sequence[Point], own: Point) -> list[Tried]:
@@ -86,26 +88,24 @@ class Sweep:
         seen = {point: tried for point, tried in found.items() if tried is not None}
         left = [point for point in points if seen[point].cost is None and seen[point].hopeless is None]
         for _, group in groupby(sorted(left, key=_service_key), _service_key):
-            seen.update(self._costs([seen[point] for point in group]))
+            seen.update(self._costs([seen[point] for point in group], len(left)))
         return [seen[point] for point in points]
 
-    def _costs(self, group: Sequence[Tried]) -> Iterator[tuple[Point, Tried]]:
+    def _costs(self, group: Sequence[Tried], waiting: int) -> Iterator[tuple[Point, Tried]]:
         """Points of one service in turn, round by round, so that a machine that is slower for a while is so for all of
-        them; until each was measured for long enough.
+        them. How many rounds there are is seen after the first. waiting: points that none was measured of yet.
         """
-        left = list(group)
-        for number in range(ROUNDS):
-            again = []
-            for tried in left:
-                if number:
-                    self._forecast.plan(COST, 1)
+        number = 0
+        while number < (self._rounds or 1):
+            number += 1
+            for tried in group:
                 with self._forecast.piece(COST, f"cost of {point_name(tried.point)}") as progress:
                     cost = self._lab.cost(tried.point, progress)
-                if cost.seconds < LONG_ENOUGH_S and number < ROUNDS - 1:
-                    again.append(tried)
-                else:
+                if self._rounds is None:
+                    self._rounds = max(1, min(ROUNDS, math.ceil(LONG_ENOUGH_S / cost.seconds)))
+                    self._forecast.plan(COST, (self._rounds - 1) * waiting)
+                if number == self._rounds:
                     yield tried.point, self._keep(msgspec.structs.replace(tried, cost=cost), whole=True)
-            left = again
 
     def _known(self, point: Point) -> Tried | None:
         tried = self._store.record(point, self._slo)
@@ -121,7 +121,8 @@ class Sweep:
         new -= {*self._qualities, *self._lost, own}
         self._forecast.plan(QUALITY, len(new))
         self._forecast.plan(GLIMPSE, len(new) if self._limits else 0)
-        self._forecast.plan(COST, sum(tried is None or not (tried.cost or tried.hopeless) for tried in found.values()))
+        unmeasured = sum(tried is None or not (tried.cost or tried.hopeless) for tried in found.values())
+        self._forecast.plan(COST, (self._rounds or 1) * unmeasured)
 
     def _quality(self, point: Point, own: Point) -> Tried:
         """Of one point, finished but for its cost, or given up."""
@@ -156,7 +157,7 @@ class Sweep:
         return Tried(point=point, quality=part, hopeless=f"after {part.tokens} tokens: {'; '.join(far)}")
 
     def _give_up(self, tried: Tried, *, whole: bool) -> Tried:
-        self._forecast.drop(COST)
+        self._forecast.drop(COST, self._rounds or 1)
         return self._keep(tried, whole=whole)
 
     def _keep(self, tried: Tried, *, whole: bool) -> Tried:

@@ -49,7 +49,7 @@ def test_kinds_that_were_never_seen_are_not_guessed() -> None:
     forecast.plan("quality", 2)
     forecast.plan("cost", 1)
     with forecast.piece("quality", "first"):
-        assert told[-1] == (0, 3000, "first, unknown time left")
+        assert told[-1] == (0, 3000, "unknown time left: first")
         watch.now += 30
     assert forecast.left() == Left(30, whole=False)
     assert str(forecast.left()) == "more than 30 s left"
@@ -61,12 +61,12 @@ def test_a_piece_under_way_counts_by_its_share() -> None:
     forecast.plan("quality", 2)
     done(forecast, watch, "quality", 8)
     with forecast.piece("quality", "second") as progress:
-        assert told[-1] == (1000, 2000, "second, 8 s left")
+        assert told[-1] == (1000, 2000, "8 s left: second")
         watch.now += 5
         progress(1, 4)
-        assert told[-1] == (1250, 2000, "second, 15 s left")
+        assert told[-1] == (1250, 2000, "15 s left: second")
         progress(0, 0)
-        assert told[-1] == (2000, 2000, "second, 1 s left")
+        assert told[-1] == (2000, 2000, "1 s left: second")
         watch.now += 15
     assert forecast.left() == Left(0, whole=True)
 

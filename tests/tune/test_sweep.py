@@ -173,7 +173,9 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, interrupted_at: int, slo: st
 
 
 def test_short_rounds_take_turns(tmp_path: Path) -> None:
-    """Points of one service are measured one after another until each had time enough; the last sum counts."""
+    """Points of one service are measured one after another, until the first had time enough; the last sum counts. All is
+    forecast once the first round is over.
+    """
     lab = FakeLab()
     lab.round_s = LONG_ENOUGH_S / 3
     sweep, forecast = sweep_of(tmp_path, lab)
