@@ -171,7 +171,9 @@ def read_report(path: Path) -> HttpReport:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; check the file") from error
     if len(data) > _MAX_REPORT_BYTES:
-        raise ConfigError(f"{path} is larger than {_MAX_REPORT_BYTES} bytes, so no report of `bench http`; give another file")
+        raise ConfigError(
+            f"{path} is larger than {_MAX_REPORT_BYTES} bytes, so no report of `bench http`; give another file"
+        )
     try:
         report = msgspec.json.decode(data, type=HttpReport)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -64,7 +64,9 @@ _OLD_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--model", metavar="NAME", help="Default: the first that the server lists.")
 @click.option("--field", "fields", multiple=True, metavar="NAME=JSON", help="One more field of every request's body.")
 @click.option("--api-key-file", type=_OLD_FILE, help="As the server's; its first key is sent.")
-@click.option("--timeout", type=NumberRange(0.1, _MOST_SECONDS), default=120.0, show_default=True, help="Seconds a request.")
+@click.option(
+    "--timeout", type=NumberRange(0.1, _MOST_SECONDS), default=120.0, show_default=True, help="Seconds a request."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with every request, instead of a table.")
 @click.option("--out", type=_FILE, metavar="FILE.json", help="The same object into a file, for `bench compare`.")
 @click.option("--html", type=_FILE, metavar="FILE.html", help="A page with pictures, which needs no network.")

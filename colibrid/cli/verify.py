@@ -40,9 +40,7 @@ EXIT_WRONG = 1
 )
 @click.option("--questions", metavar="FILE", help='JSON lines with "messages" and "answer": the engine answers them.')
 @click.option("--store", is_flag=True, help="Keep a few of SOURCE's predictions in each pack, for later checks.")
-@click.option(
-    "--max-kl", type=NumberRange(0), show_default=str(MAX_KL), help="Fail above this divergence, in nats."
-)
+@click.option("--max-kl", type=NumberRange(0), show_default=str(MAX_KL), help="Fail above this divergence, in nats.")
 @click.option("--min-exact", type=NumberRange(0, 100), metavar="PERCENT", help="Fail below this share of answers.")
 @click.option("--json", "json_file", metavar="FILE", help="Everything found, as JSON; - for standard output.")
 @click.option("--plot", "plot_file", metavar="FILE.png", help="Divergence and answers by size; wants matplotlib.")

@@ -13,6 +13,7 @@ from tune_results import result, tried
 from colibrid.cli.main import run
 from colibrid.cli.tune_table import table
 from colibrid.config.profile import read_profile
+from colibrid.tune import report
 from colibrid.tune.profile import pack_identity
 from colibrid.tune.result import Point, Result
 
@@ -110,6 +111,20 @@ def test_a_finished_run_is_told_again(
     assert "| point" in capsys.readouterr().out
     assert run(["tune", str(bundled_pack.path), "--data", data, "--out", str(whole), *SMALL]) == 78
     assert "holds an earlier run; add --resume" in capsys.readouterr().err
+
+
+def test_without_matplotlib_only_pictures_are_missing(
+    bundled_pack: Pack, data: str, whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Table, result and profile are there, one line says what to install, and the exit code is 0."""
+    monkeypatch.setattr(report, "find_spec", lambda _name: None)
+    code, _ = tuned(bundled_pack, data, whole, "--grid", "per_token=1,2,3", "--resume")
+    assert code == 0
+    printed = capsys.readouterr()
+    assert "profile.yaml" in printed.out
+    assert "report.html" not in printed.out
+    assert printed.err.startswith("colibrid: no report.html")
+    assert "pip install 'colibrid[bench]'" in printed.err
 
 
 def test_limits_decide(bundled_pack: Pack, data: str, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
