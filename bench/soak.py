@@ -30,7 +30,7 @@ import msgspec
 from served import Served, ServedError
 from soak_load import Seen, merge, touch, work
 
-from colibrid.cli.bench_stats import spread
+from colibrid.report.percentiles import spread
 
 PARTS = 10
 ENGINE_KIB = 64

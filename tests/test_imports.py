@@ -14,16 +14,18 @@ VALUES = {"errors", "config.settings", "config.sizes", "config.live"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
+    "report": {"errors"},
     "text": VALUES,
     "model": VALUES,
     "ops": VALUES,
     "engine": VALUES | {"config.environment", "model", "ops"},
     "batch": VALUES | {"engine", "model"},
-    "tune": VALUES | {"config", "text", "batch", "engine", "model"},
+    "tune": VALUES | {"report", "config", "text", "batch", "engine", "model"},
     "plugins": VALUES | {"text", "model"},
     "plugin_host": VALUES | {"plugins", "text", "model"},
     "http": VALUES | {"plugins", "plugin_host", "text", "batch", "engine", "model", "ops"},
-    "cli": VALUES | {"plugins", "plugin_host", "config", "http", "tune", "text", "batch", "engine", "model", "ops"},
+    "cli": VALUES
+    | {"plugins", "plugin_host", "report", "config", "http", "tune", "text", "batch", "engine", "model", "ops"},
 }
 
 

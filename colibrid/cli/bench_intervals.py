@@ -136,7 +136,7 @@ class _Pool:
         return _rate(counts, self._sums, self._sizes)
 
     def percentile(self, share: float) -> Statistic:
-        """As bench_stats.percentile, of values that are there as often as their request was drawn."""
+        """As report.percentiles.percentile, of values that are there as often as their request was drawn."""
 
         def value(counts: Counts) -> float:
             upto = np.cumsum(counts[self._owner])

@@ -1,47 +1,29 @@
-"""Reports of `colibrid bench http` and `bench compare` as one HTML file that needs no network and runs no script. Pure."""
+"""Reports of `colibrid bench http` and `bench compare` as pages. Pure."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from html import escape
 from typing import TYPE_CHECKING
 
 from colibrid.cli.bench_report import arrival_words, figure_cells, http_facts, interval_words
 from colibrid.cli.bench_svg import STYLE, Series, Span, chart, ratios, shares
+from colibrid.report.page import facts, page
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from colibrid.cli.bench_intervals import Comparison
     from colibrid.cli.bench_result import HttpReport, Sample
-    from colibrid.cli.bench_stats import Spread
+    from colibrid.report.percentiles import Spread
 
 _STYLE = f"""
-:root {{ color-scheme: light dark; --back: #fff; --fore: #1b1d21; --soft: #5d616c; --line: #d8dbe2; --box: #f5f6f9;
-  --a: #0072b2; --b: #c4500a; --good: #1a7a3c; --bad: #b3261e; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --back: #14161a; --fore: #e8eaee; --soft: #a0a5b0; --line: #343841; --box: #1d2026;
-    --a: #56b4e9; --b: #f0a04b; --good: #6fd08c; --bad: #ff8a80; }} }}
-* {{ box-sizing: border-box; }}
-body {{ margin: 0 auto; max-width: 60rem; padding: 1.5rem; background: var(--back); color: var(--fore);
-  font: 15px/1.5 system-ui, sans-serif; }}
-h1 {{ font-size: 1.5rem; margin: 0 0 .4rem; }}
-h2 {{ font-size: 1.1rem; margin: 2.2rem 0 .5rem; padding-top: .8rem; border-top: 1px solid var(--line); }}
-p {{ max-width: 46rem; margin: .4rem 0; }}
-.soft, dt {{ color: var(--soft); }}
+:root {{ --a: #0072b2; --b: #c4500a; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --a: #56b4e9; --b: #f0a04b; }} }}
+body {{ max-width: 60rem; }}
 .big {{ display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0; padding: 0; list-style: none; }}
 .big li {{ padding: .6rem 1rem; background: var(--box); border: 1px solid var(--line); border-radius: 6px; min-width: 9rem; }}
 .big strong {{ display: block; font-size: 1.3rem; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }}
-th:first-child {{ text-align: left; font-weight: normal; }}
-thead th {{ border-bottom-width: 2px; }}
-.better {{ color: var(--good); }} .worse, .warning {{ color: var(--bad); }}
-dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; }}
-dd {{ margin: 0; overflow-wrap: anywhere; }}
-@media (max-width: 40rem) {{ body {{ padding: 1rem; }} dl {{ grid-template-columns: 1fr; }} }}
+.better {{ color: var(--good); }} .worse {{ color: var(--bad); }}
 {STYLE}"""
 _SLICES = 60  # of a run, in its chart of tokens over time
 _HEADS = ("mean", "p50", "p90", "p99", "max")
@@ -51,9 +33,9 @@ def report_page(report: HttpReport) -> str:
     """One run."""
     samples = report.samples
     parts = [
-        f"<h1>{escape(report.model)}</h1>",
+        f"<main><h1>{escape(report.model)}</h1>",
         f'<p class="soft">Load on {escape(report.load.url)}, {escape(report.made)}: {escape(arrival_words(report.load))}.</p>',
-        *(f'<p class="warning">Failed: {escape(problem)}</p>' for problem in report.problems),
+        *(f'<p class="bad">Failed: {escape(problem)}</p>' for problem in report.problems),
         *_big(_headlines(report)),
         "<h2>Times in ms</h2>",
         *_spreads(report),
@@ -85,10 +67,8 @@ def report_page(report: HttpReport) -> str:
                 "ms", "% of waits", [Series("between events", shares(gaps))], alt="share of waits by length", log_x=True
             ),
         ]
-    parts += ["<h2>Evidence</h2>", "<dl>"]
-    parts += [f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in http_facts(report)]
-    parts.append("</dl>")
-    return _page(f"{report.model}: bench http", parts)
+    parts += ["<h2>Evidence</h2>", facts(http_facts(report)), "</main>"]
+    return page(f"{report.model}: bench http", parts, _STYLE)
 
 
 def comparison_page(
@@ -103,9 +83,9 @@ def comparison_page(
     ]
     first, second = ([sample for report in side for sample in report.samples] for side in sides)
     parts = [
-        f"<h1>{escape(names[1])} against {escape(names[0])}</h1>",
+        f"<main><h1>{escape(names[1])} against {escape(names[0])}</h1>",
         f'<p class="soft">{escape(interval_words(found))}</p>',
-        *(f'<p class="warning">{escape(warning)}</p>' for warning in found.warnings),
+        *(f'<p class="bad">{escape(warning)}</p>' for warning in found.warnings),
         (
             '<div class="wide"><table><thead><tr><th></th><th></th><th>first</th><th>second</th><th>second / first</th>'
             "<th>interval</th><th>the second is</th></tr></thead><tbody>"
@@ -114,7 +94,9 @@ def comparison_page(
     for figure in found.figures:
         name, *cells, verdict = figure_cells(figure)
         shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        parts.append(f'<tr><th>{escape(name)}</th>{shown}<td class="{figure.verdict}">{escape(verdict)}</td></tr>')
+        parts.append(
+            f'<tr><th class="name">{escape(name)}</th>{shown}<td class="{figure.verdict}">{escape(verdict)}</td></tr>'
+        )
     parts += [
         "</tbody></table></div>",
         "<h2>Ratios</h2>",
@@ -129,24 +111,14 @@ def comparison_page(
             "ms", "%", [Series("first", shares(of(first))), Series("second", shares(of(second)))], alt=title, log_x=True
         )
         parts += [f"<h2>{title}</h2>", drawn] if drawn else []
-    parts += ["<h2>Evidence</h2>", "<dl>"]
-    for name, side in zip(("first", "second"), sides, strict=True):
-        for report in side:
-            parts += [f"<dt>{name}: {escape(fact)}</dt><dd>{escape(value)}</dd>" for fact, value in http_facts(report)]
-    parts.append("</dl>")
-    return _page(f"{names[1]} against {names[0]}", parts)
-
-
-def _page(title: str, parts: Iterable[str]) -> str:
-    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    head = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
-    )
-    return "\n".join((head, *parts, "</main></body></html>")) + "\n"
+    evidence = [
+        (f"{name}: {fact}", value)
+        for name, side in zip(("first", "second"), sides, strict=True)
+        for report in side
+        for fact, value in http_facts(report)
+    ]
+    parts += ["<h2>Evidence</h2>", facts(evidence), "</main>"]
+    return page(f"{names[1]} against {names[0]}", parts, _STYLE)
 
 
 def _big(cells: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -179,7 +151,7 @@ def _spreads(report: HttpReport) -> Iterator[str]:
     for name, spread in rows:
         if spread is not None:
             cells = "".join(f"<td>{getattr(spread, head):,.2f}</td>" for head in _HEADS)
-            yield f"<tr><th>{escape(name)}</th>{cells}</tr>"
+            yield f'<tr><th class="name">{escape(name)}</th>{cells}</tr>'
     yield "</tbody></table></div>"
 
 

@@ -11,8 +11,8 @@ import msgspec
 from colibrid import __version__
 from colibrid.cli.bench_load import HttpLoad
 from colibrid.cli.bench_slo import keeps, parse_slo
-from colibrid.cli.bench_stats import Spread, spread
 from colibrid.errors import ConfigError
+from colibrid.report.percentiles import Spread, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

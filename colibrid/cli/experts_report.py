@@ -22,6 +22,7 @@ from colibrid.errors import ConfigError, ModelError
 from colibrid.model.formats import format_of
 from colibrid.model.pack import open_pack
 from colibrid.ops.logging import configure
+from colibrid.report.table import table_lines
 from colibrid.text.lines import parse_lines, read_data
 from colibrid.tune.cold import COLD_FORMAT, savings
 from colibrid.tune.data import ANSWER_TOKENS, load_data
@@ -178,11 +179,11 @@ def lines(found: ExpertReport) -> Iterator[str]:
     tokens = sum(task.tokens for task in found.tasks)
     yield f"{found.model} on {found.device}: {requests:,} requests, {tokens:,} tokens of {found.data}"
     yield ""
-    yield from _table(
+    yield from table_lines(
         ("layer", "experts", "never used", "least used", "most used", "do half"), map(_layer, found.layers)
     )
     yield ""
-    yield from _table(
+    yield from table_lines(
         ("task", "requests", "tokens", "experts never used"),
         (
             (
@@ -195,7 +196,7 @@ def lines(found: ExpertReport) -> Iterator[str]:
         ),
     )
     yield ""
-    yield from _table(
+    yield from table_lines(
         ("cold experts do at most", f"in {found.cold_format}", "saved", "of the pack", "they do"),
         (
             (
@@ -242,11 +243,3 @@ def _names(experts: Sequence[int]) -> str:
         return "none"
     shown = ", ".join(map(str, experts[:_SHOWN]))
     return shown if len(experts) <= _SHOWN else f"{shown} and {len(experts) - _SHOWN} more"
-
-
-def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
-    cells = [tuple(head), *map(tuple, rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
-    rule = tuple("-" * width for width in widths)
-    for row in (cells[0], rule, *cells[1:]):
-        yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"

@@ -13,6 +13,7 @@ from colibrid.errors import ConfigError
 from colibrid.model.compare import Distance
 from colibrid.model.golden import GoldenDistance
 from colibrid.model.verify import Finding
+from colibrid.report.table import table_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,10 +49,8 @@ def table(found: Sequence[Verified]) -> Iterator[str]:
     """One line a pack, in Markdown; columns that nothing was measured for are left out."""
     rows = [_cells(each) for each in found]
     used = [index for index in range(len(_COLUMNS)) if index < 4 or any(row[index] for row in rows)]
-    widths = [max(len(_COLUMNS[index]), *(len(row[index]) for row in rows)) for index in used]
-    for row in (_COLUMNS, tuple("-" * width for width in widths), *rows):
-        cells = row if len(row) == len(used) and row[0].startswith("-") else [row[index] for index in used]
-        yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+    head, *shown = ([row[index] for index in used] for row in (_COLUMNS, *rows))
+    yield from table_lines(head, shown)
 
 
 def _cells(found: Verified) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ it, bytes and distinct experts in steps that do nothing but decode. Several roun
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +15,7 @@ import msgspec
 
 from colibrid.batch.request import GenerateRequest, Pooling, Sampling
 from colibrid.model.footprint import footprint
+from colibrid.report.percentiles import percentile
 from colibrid.tune.result import Cost, Spread
 from colibrid.tune.runner import embed_request, policy_of
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from colibrid.tune.result import Point, Task
     from colibrid.tune.runner import Runner
 
-MAX_CONCURRENCY = 256
-MAX_REQUESTS = 100_000
 _COUNTERS = ("steps_prefill", "steps_decode", "tokens_decode", "expert_launches")
 _LEAST_OUTPUT = 8  # tokens: fewer leave no steps that only decode
 
@@ -264,12 +262,7 @@ def _experts(seen: Sequence[_Seen], layers: int) -> float:
 
 
 def _spread(values: Sequence[float]) -> Spread | None:
-    """None of no values. Percentiles are values that were seen."""
+    """None of no values."""
     if not values:
         return None
-    ordered = sorted(values)
-    return Spread(p50=_percentile(ordered, 0.5), p99=_percentile(ordered, 0.99))
-
-
-def _percentile(ordered: Sequence[float], share: float) -> float:
-    return ordered[math.ceil(round(share * len(ordered), 9)) - 1]
+    return Spread(p50=percentile(values, 0.5), p99=percentile(values, 0.99))

@@ -1,17 +1,16 @@
-"""report.html: what a run found, on one page that holds all it needs and may load nothing.
+"""report.html: what a run found.
 
-Everything that comes from outside - names of models, files and machines - is written as text. The policy in the page's
-head allows its own style and its own pictures, and no script at all.
+Everything that comes from outside - names of models, files and machines - is written as text.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from colibrid.report.page import facts, page
 from colibrid.tune import columns
 from colibrid.tune.drawing import DARK, LIGHT, to_svg
 from colibrid.tune.points import point_name
@@ -30,17 +29,10 @@ _OF_LAYERS = {"load", "entropy", "cut"}
 _OF_CUTS = {"kl", "top1", "cosine", "neighbours"}  # against the own setting; a loss would be that of a part of the data
 
 
-def page(result: Result, pictures: Sequence[Picture]) -> str:
+def report_page(result: Result, pictures: Sequence[Picture]) -> str:
     """The whole file."""
     limits = () if result.slo is None else parse_slo(result.slo, result.task)
-    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">',
-        f"<title>{escape(result.model)}: colibrid tune</title><style>{_STYLE}</style></head><body>",
+    body = [
         f"<header><h1>{escape(result.model)}</h1>",
         f'<p class="soft">What <code>colibrid tune</code> found on {escape(result.data)}, {escape(result.made)}</p></header>',
         "<main>",
@@ -49,9 +41,9 @@ def page(result: Result, pictures: Sequence[Picture]) -> str:
         *_points(result, limits),
         *_layers(result, [picture for picture in pictures if picture.name in _OF_LAYERS]),
         *_evidence(result),
-        "</main></body></html>",
+        "</main>",
     ]
-    return "\n".join(parts) + "\n"
+    return page(f"{result.model}: colibrid tune", body, _STYLE)
 
 
 def _verdict(result: Result, limits: Sequence[Limit]) -> Iterator[str]:
@@ -135,9 +127,8 @@ def _points(result: Result, limits: Sequence[Limit]) -> Iterator[str]:
         yield from (_cell(column, tried, best.get(column.name)) for column in shown)
         yield "</tr>"
     yield "</tbody></table></div>"
-    yield "<details><summary>What the columns mean</summary><dl>"
-    yield from (f"<dt>{escape(column.title)}</dt><dd>{escape(column.meaning)}</dd>" for column in shown)
-    yield "</dl></details>"
+    meanings = facts((column.title, column.meaning) for column in shown)
+    yield f"<details><summary>What the columns mean</summary>{meanings}</details>"
 
 
 def _best(column: Column, tried: Iterable[Tried]) -> float | None:
@@ -224,6 +215,4 @@ def _evidence(result: Result) -> Iterator[str]:
             f"{costs[0].requests} requests a point, {costs[0].concurrency} at a time; {seconds:,.0f} s for all points"
         )
         rows.insert(5, ("cost", f"{words}; measured with a clock on this machine"))
-    yield "<h2>Evidence</h2><dl>"
-    yield from (f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in rows)
-    yield "</dl>"
+    yield f"<h2>Evidence</h2>{facts(rows)}"

@@ -24,7 +24,7 @@ def write_report(result: Result, folder: Path) -> list[Path]:
         raise ConfigError(f"no {PAGE} and no pictures: matplotlib is not installed; pip install 'colibrid[bench]'")
     from colibrid.tune import plots_layers, plots_points  # noqa: PLC0415 (they draw with what is optional)
     from colibrid.tune.drawing import LIGHT, to_png  # noqa: PLC0415
-    from colibrid.tune.page import page  # noqa: PLC0415
+    from colibrid.tune.page import report_page  # noqa: PLC0415
 
     drawn = (
         plots_points.front_picture(result),
@@ -35,7 +35,7 @@ def write_report(result: Result, folder: Path) -> list[Path]:
     )
     pictures = [picture for picture in drawn if picture is not None]
     files = {f"{picture.name}.png": to_png(picture, LIGHT) for picture in pictures}
-    files[PAGE] = page(result, pictures).encode()
+    files[PAGE] = report_page(result, pictures).encode()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

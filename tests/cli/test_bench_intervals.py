@@ -8,8 +8,8 @@ import pytest
 from bench_runs import run_of
 
 from colibrid.cli.bench_intervals import Comparison, Figure, block_length, compare
-from colibrid.cli.bench_stats import percentile
 from colibrid.errors import ConfigError
+from colibrid.report.percentiles import percentile
 
 
 def figures_of(found: Comparison) -> dict[str, Figure]:

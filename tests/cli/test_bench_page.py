@@ -75,7 +75,7 @@ def test_a_page_has_the_numbers_of_its_run() -> None:
     assert f"{report.requests_per_s:,.1f}</strong>requests/s" in text
     assert f"good requests/s, {100 * report.goodput.share:.1f} % (ttft_ms&lt;100, itl_ms&lt;9)" in text
     assert "open loop, 20 requests/s, Poisson arrivals" in text
-    assert "<th>sent late</th>" in text
+    assert '<th class="name">sent late</th>' in text
 
 
 def test_text_of_servers_is_text() -> None:

@@ -234,6 +234,6 @@ def test_table_shows_what_was_measured() -> None:
     assert set(rule) == {"|", "-", " "}
     assert first.startswith("| + the model's own setting |")
     assert second.startswith("| * per_token 1 ")
-    assert "1.00    | 150 " in second
+    assert "| 1.00          | 150 " in second
     assert third.startswith("|   threshold 0.9 ")
     assert given_up == "given up: threshold 0.9: kl<0.02: kl is 0.07"

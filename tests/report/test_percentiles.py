@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from colibrid.cli.bench_stats import Spread, percentile, spread
+from colibrid.report.percentiles import Spread, percentile, spread
 
 
 @pytest.mark.parametrize(

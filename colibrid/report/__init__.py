@@ -1,0 +1,1 @@
+"""What reports are made of: percentiles, tables in Markdown, pages in HTML."""
