@@ -201,14 +201,14 @@ def _search(
     from colibrid.tune.layers import CANDIDATES  # noqa: PLC0415
     from colibrid.tune.points import normal  # noqa: PLC0415
     from colibrid.tune.store import Layers  # noqa: PLC0415
-    from colibrid.tune.sweep import COST, QUALITY  # noqa: PLC0415
 
     own = ground.points[0]
     layers = store.layers
     looking = layers is None and ground.order.layers and ground.shape.own_most > 0
-    coming = {LAYERS: 1, SEARCH: 1, QUALITY: CANDIDATES, COST: CANDIDATES}
-    for kind, count in coming.items() if looking else ():
-        forecast.plan(kind, count)
+    if looking:
+        forecast.plan(LAYERS, 1)
+        forecast.plan(SEARCH, 1)
+        sweep.expect(CANDIDATES)
     tried = sweep.run(ground.points, own)
     if looking:
         stats = lab.layers()
@@ -220,8 +220,7 @@ def _search(
             proposed = lab.search(start)
         layers = Layers(stats=stats, proposed=tuple(normal(point, ground.shape) for point in proposed))
         store.keep_layers(layers)
-        for kind in (QUALITY, COST):  # the sweep plans for those that there are
-            forecast.drop(kind, coming[kind])
+        sweep.expect(0)
     if layers is None or not ground.order.layers:
         return tried, Layers(stats=(), proposed=())
     known = set(ground.points)

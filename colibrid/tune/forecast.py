@@ -52,8 +52,12 @@ class Forecast:
 
     def drop(self, kind: str, pieces: int = 1) -> None:
         """So many are not needed after all."""
-        assert self._planned[kind] >= pieces, "only what was planned is dropped"
-        self._planned[kind] -= pieces
+        assert self.planned(kind) >= pieces, "only what was planned is dropped"
+        self._planned[kind] = self.planned(kind) - pieces
+
+    def planned(self, kind: str) -> int:
+        """Pieces of this kind that are left."""
+        return self._planned.get(kind, 0)
 
     @contextmanager
     def piece(self, kind: str, what: str) -> Iterator[Callable[[int, int], None]]:

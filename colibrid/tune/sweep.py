@@ -73,7 +73,16 @@ class Sweep:
         self._slo = None if to_the_end else slo
         self._qualities: dict[Point, Quality] = {}  # by what decides about answers
         self._rounds: int | None = None  # of each point's costs
+        self._expected = 0  # points
         self._lost: dict[Point, Tried] = {}  # given up, by the same
+
+    def expect(self, points: int) -> None:
+        """So many will come later, about: they are part of the forecast until this is said anew."""
+        more = points - self._expected
+        kinds = {QUALITY: 1, GLIMPSE: 1 if self._limits else 0, COST: self._rounds or 1}
+        for kind, pieces in kinds.items():
+            (self._forecast.plan if more > 0 else self._forecast.drop)(kind, abs(more) * pieces)
+        self._expected = points
 
     def run(self, points: Sequence[Point], own: Point) -> list[Tried]:
         """In the order of the points. `own` is never given up."""
@@ -103,7 +112,7 @@ class Sweep:
                     cost = self._lab.cost(tried.point, progress)
                 if self._rounds is None:
                     self._rounds = max(1, min(ROUNDS, math.ceil(LONG_ENOUGH_S / cost.seconds)))
-                    self._forecast.plan(COST, (self._rounds - 1) * waiting)
+                    self._forecast.plan(COST, (self._rounds - 1) * (waiting + self._expected))
                 if number == self._rounds:
                     yield tried.point, self._keep(msgspec.structs.replace(tried, cost=cost), whole=True)
 

@@ -189,6 +189,19 @@ def test_short_rounds_take_turns(tmp_path: Path) -> None:
     assert lab.count("cost") == POINTS * ROUNDS
 
 
+def test_points_that_will_come_later_are_forecast(tmp_path: Path) -> None:
+    """Until it is said that none are left to come, with as many rounds as the others take."""
+    lab = FakeLab()
+    lab.round_s = LONG_ENOUGH_S / 3
+    sweep, forecast = sweep_of(tmp_path, lab, "kl<1")
+    sweep.expect(2)
+    sweep.run(POINTS, OWN)
+    assert [forecast.planned(kind) for kind in ("glimpse", "quality", "cost")] == [2, 2, 6]
+    sweep.expect(0)
+    assert forecast.left() == Left(0, whole=True)
+    assert forecast.planned("cost") == 0
+
+
 def test_a_finished_run_measures_nothing(tmp_path: Path) -> None:
     """It prepares nothing either."""
     first = sweep_of(tmp_path, FakeLab())[0].run(POINTS, OWN)
