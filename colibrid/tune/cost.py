@@ -16,16 +16,18 @@ import msgspec
 from colibrid.batch.request import GenerateRequest, Pooling, Sampling
 from colibrid.model.footprint import footprint
 from colibrid.report.percentiles import percentile
+from colibrid.tune.progress import silent
 from colibrid.tune.result import Cost, Spread
 from colibrid.tune.runner import embed_request, policy_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from colibrid.batch.pool import EnginePool
     from colibrid.batch.request import ExpertUsage
     from colibrid.model.manifest import Manifest
     from colibrid.tune.data import Data
+    from colibrid.tune.progress import Progress
     from colibrid.tune.result import Point, Task
     from colibrid.tune.runner import Runner
 
@@ -73,9 +75,7 @@ class Round(NamedTuple):
         )
 
 
-def measure_round(
-    runner: Runner, data: Data, point: Point, load: Load, progress: Callable[[int, int], None] = lambda _d, _t: None
-) -> Round:
+def measure_round(runner: Runner, data: Data, point: Point, load: Load, progress: Progress = silent) -> Round:
     """Opens a service for the point if there is another one. progress: requests that are done, and all.
 
     Errors as of Runner.ask.
@@ -108,11 +108,11 @@ def cost_of(found: Round, manifest: Manifest, task: Task, concurrency: int) -> C
 
 
 async def _measure(
-    runner: Runner, requests: Sequence[GenerateRequest], task: Task, load: Load, progress: Callable[[int, int], None]
+    runner: Runner, requests: Sequence[GenerateRequest], task: Task, load: Load, progress: Progress
 ) -> Round:
     service = runner.service
     warm = requests[: min(load.concurrency, len(requests))]
-    await _closed_loop(service, warm, load.concurrency, lambda _done, _total: None)
+    await _closed_loop(service, warm, load.concurrency, silent)
     before = _counters(service)
     began = time.perf_counter()
     seen = await _closed_loop(service, requests, load.concurrency, progress)
@@ -167,7 +167,7 @@ def _request(ids: tuple[int, ...], point: Point, max_tokens: int) -> GenerateReq
 
 
 async def _closed_loop(
-    service: EnginePool, requests: Sequence[GenerateRequest], concurrency: int, progress: Callable[[int, int], None]
+    service: EnginePool, requests: Sequence[GenerateRequest], concurrency: int, progress: Progress
 ) -> list[_Seen]:
     waiting = iter(requests)
     seen: list[_Seen] = []

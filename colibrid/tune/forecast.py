@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from colibrid.tune.progress import Progress
+
     Report = Callable[[int, int, str], None]  # of what is done, of all, and what is going on
 
 _PARTS = 1000  # of one piece of work, in reports
@@ -60,7 +62,7 @@ class Forecast:
         return self._planned.get(kind, 0)
 
     @contextmanager
-    def piece(self, kind: str, what: str) -> Iterator[Callable[[int, int], None]]:
+    def piece(self, kind: str, what: str) -> Iterator[Progress]:
         """One piece is done inside; what is given says how far it is."""
         assert self._planned[kind] > 0, "only what was planned is done"
         began = self._clock()

@@ -12,16 +12,15 @@ from colibrid.tune.layers import layer_stats, search
 from colibrid.tune.quality import make_base, measure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from colibrid.tune.cost import Load, Round
     from colibrid.tune.data import Data
     from colibrid.tune.forecast import Forecast
+    from colibrid.tune.progress import Progress
     from colibrid.tune.quality import Base
     from colibrid.tune.result import Cost, LayerStats, Point, Quality
     from colibrid.tune.runner import Runner
-
-    Progress = Callable[[int, int], None]
 
 GLIMPSE_SHARE = 0.1  # of the data
 GLIMPSE_TOKENS = 2048  # at least: of fewer tokens a part says little

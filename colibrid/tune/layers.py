@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from colibrid.tune.progress import silent
 from colibrid.tune.quality import measure, read
 from colibrid.tune.result import LayerStats, Point
 
@@ -21,16 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from colibrid.model.manifest import Manifest
+    from colibrid.tune.progress import Progress
     from colibrid.tune.quality import Base
     from colibrid.tune.runner import Runner
 
 LAYER_TOKENS = 8192  # of the data on which single layers are measured
 TRIES = 4  # points that the search measures, for each layer with experts
 CANDIDATES = 6  # that it returns
-
-
-def _silent(_done: int, _total: int) -> None:
-    pass
 
 
 def numbers(manifest: Manifest, point: Point) -> tuple[int, ...]:
@@ -54,8 +52,8 @@ def layer_stats(
     base: Base,
     *,
     tokens: int = LAYER_TOKENS,
-    progress: Callable[[int, int], None] = _silent,
-    kl_progress: Callable[[int, int], None] = _silent,
+    progress: Progress = silent,
+    kl_progress: Progress = silent,
 ) -> tuple[LayerStats, ...]:
     """Of each layer with experts: load over all of the data, the cut on at most so many tokens of it.
 
@@ -93,7 +91,7 @@ def search(
     tokens: int = LAYER_TOKENS,
     tries: int | None = None,
     most: int = CANDIDATES,
-    progress: Callable[[int, int], None] = _silent,
+    progress: Progress = silent,
 ) -> list[Point]:
     """Points with a number for each layer, the largest numbers first; `start` has one number for all.
 

@@ -24,23 +24,21 @@ from colibrid.model.floats import Array
 from colibrid.model.forward import Routing
 from colibrid.model.pack_model import PackModel
 from colibrid.tune.data import Data, spread
+from colibrid.tune.progress import silent
 from colibrid.tune.result import Point, Quality
 from colibrid.tune.runner import answer_request, embed_request, policy_of, score_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from colibrid.model.pack import Pack
     from colibrid.tune.data import Item
+    from colibrid.tune.progress import Progress
     from colibrid.tune.runner import Runner
 
 KL_TOKENS = 8192  # a few places have most of it: of 2048 tokens it comes out anywhere from a fifth to twice of all
 NEAREST = 10  # neighbours of a vector
 _ROWS = 1024  # vectors whose neighbours are looked for at once
-
-
-def _silent(_done: int, _total: int) -> None:
-    pass
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +55,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
         return -math.fsum(value for each in self.logprobs for value in each) / sum(map(len, self.logprobs))
 
 
-def read(runner: Runner, data: Data, point: Point, progress: Callable[[int, int], None] = _silent) -> Read:
+def read(runner: Runner, data: Data, point: Point, progress: Progress = silent) -> Read:
     """Ask all: answers first, then scores or vectors, each in the order of the data."""
     runner.answer_as(point)
     policy = policy_of(point)
@@ -93,7 +91,7 @@ class Divergence:
         self.positions = 0
         self.entropy: tuple[float | None, ...] = ()  # of each layer's router, in units of log(experts)
 
-    def add(self, points: Iterable[Point], progress: Callable[[int, int], None] = _silent) -> None:
+    def add(self, points: Iterable[Point], progress: Progress = silent) -> None:
         """Compute those of the points that are not known yet, in one pass."""
         wanted = dict.fromkeys(_routing(point) for point in points if point.max_tokens_per_expert is None)
         new = [routing for routing in wanted if routing not in self._known]
@@ -128,7 +126,7 @@ class Base:
         """The same of a part of the data, of at most so many tokens, without answers."""
         items = self.data.items if self.data.task == "embed" else self.data.scored
         some = tuple(msgspec.structs.replace(item, prompt=None) for item in spread(items, most) or items[:1])
-        return _base(runner, msgspec.structs.replace(self.data, items=some), self.divergence, _silent)
+        return _base(runner, msgspec.structs.replace(self.data, items=some), self.divergence, silent)
 
     def cosine(self, found: Read) -> float:
         """Mean over all vectors."""
@@ -180,8 +178,8 @@ def make_base(
     points: Iterable[Point] = (),
     *,
     kl_tokens: int = KL_TOKENS,
-    progress: Callable[[int, int], None] = _silent,
-    kl_progress: Callable[[int, int], None] = _silent,
+    progress: Progress = silent,
+    kl_progress: Progress = silent,
 ) -> Base:
     """The model's own answers, and the KL of the points that will be measured.
 
@@ -193,16 +191,14 @@ def make_base(
     return _base(runner, data, divergence, progress)
 
 
-def measure(
-    runner: Runner, data: Data, point: Point, base: Base, progress: Callable[[int, int], None] = _silent
-) -> Quality:
+def measure(runner: Runner, data: Data, point: Point, base: Base, progress: Progress = silent) -> Quality:
     """Of one point, on the data that `base` is of."""
     assert data is base.data, "a point is compared on the same data"
     own = point == Point()
     return base.compare(runner, point, base.own if own else read(runner, data, point, progress))
 
 
-def _base(runner: Runner, data: Data, divergence: Divergence, progress: Callable[[int, int], None]) -> Base:
+def _base(runner: Runner, data: Data, divergence: Divergence, progress: Progress) -> Base:
     runner.answer_as(Point())
     before = runner.loads()
     own = read(runner, data, Point(), progress)

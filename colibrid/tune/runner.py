@@ -27,10 +27,11 @@ from colibrid.config.settings import TaskExpertsSettings
 from colibrid.engine.channel import RESULT_RECORDS
 from colibrid.errors import EngineFaultError, RequestError
 from colibrid.text.lines import load_model_text
+from colibrid.tune.progress import silent
 from colibrid.tune.result import Point
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Coroutine, Iterator, Sequence
 
     from colibrid.batch.generation import LiveGeneration
     from colibrid.batch.pool import EnginePool
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from colibrid.model.manifest import Manifest
     from colibrid.model.pack import Pack
     from colibrid.text.model_text import ModelText
+    from colibrid.tune.progress import Progress
 
 T = TypeVar("T")
 _NOBODY = -1  # the likeliest token of a prompt's first position, which nothing predicts
@@ -236,16 +238,14 @@ class Runner:
         """On the event loop of the service."""
         return self._loop.run(work)
 
-    def ask(
-        self, requests: Sequence[GenerateRequest], progress: Callable[[int, int], None] = lambda _done, _total: None
-    ) -> list[Answer]:
+    def ask(self, requests: Sequence[GenerateRequest], progress: Progress = silent) -> list[Answer]:
         """The answers to all, in the order of the requests. progress: called with those that are done, and all.
 
         RequestError: one of them can never be served, or the engine failed it.
         """
         return self.run(self._ask(requests, progress))
 
-    async def _ask(self, requests: Sequence[GenerateRequest], progress: Callable[[int, int], None]) -> list[Answer]:
+    async def _ask(self, requests: Sequence[GenerateRequest], progress: Progress) -> list[Answer]:
         done = 0
 
         async def finished(generation: LiveGeneration) -> Answer:

@@ -58,6 +58,10 @@ class Limit(msgspec.Struct, frozen=True):
     def holds(self, value: float) -> bool:
         return _OPERATORS[self.sign](value, self.bound)
 
+    def miss(self, value: float) -> str:
+        """That this value is beyond it, in words."""
+        return f"{self}: {self.name} is {value:.4g}"
+
 
 def figures(task: Task) -> tuple[str, ...]:
     """Every name that a limit may have."""
@@ -124,7 +128,7 @@ def misses(limits: Sequence[Limit], tried: Tried) -> list[str]:
         if value is None:
             found.append(f"{limit}: not measured")
         elif not limit.holds(value):
-            found.append(f"{limit}: {limit.name} is {value:.4g}")
+            found.append(limit.miss(value))
     return found
 
 
@@ -134,7 +138,7 @@ def quality_misses(limits: Sequence[Limit], quality: Quality) -> list[str]:
     for limit in limits:
         value = read_figure(limit.name, quality, None)
         if value is not None and not limit.holds(value):
-            found.append(f"{limit}: {limit.name} is {value:.4g}")
+            found.append(limit.miss(value))
     return found
 
 

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 from colibrid.batch.request import ExpertPolicy
 from colibrid.errors import ConfigError
 from colibrid.tune.cold import expert_bytes
+from colibrid.tune.progress import silent
 from colibrid.tune.runner import answer_request, embed_request, score_request
 from colibrid.tune.usage import LayerUse, TaskUse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from colibrid.batch.request import GenerateRequest
     from colibrid.tune.data import Data, Item
+    from colibrid.tune.progress import Progress
     from colibrid.tune.runner import Answer, Runner
 
 MAX_TASKS = 64  # names that lines may give
 _OWN = ExpertPolicy()  # the model's own experts
 
 
-def survey(
-    runner: Runner, data: Data, progress: Callable[[int, int], None] = lambda _done, _total: None
-) -> tuple[tuple[TaskUse, ...], tuple[LayerUse, ...]]:
+def survey(runner: Runner, data: Data, progress: Progress = silent) -> tuple[tuple[TaskUse, ...], tuple[LayerUse, ...]]:
     """Counts of each task and layer, under the model's own setting. The service must be there. progress: in requests.
 
     ConfigError: the model has no experts, or the lines name too many tasks.
@@ -57,7 +57,7 @@ def survey(
     return tuple(tasks), layers
 
 
-def _later(progress: Callable[[int, int], None], before: int, total: int) -> Callable[[int, int], None]:
+def _later(progress: Progress, before: int, total: int) -> Progress:
     """Progress of a part as progress of the whole."""
     return lambda done, _part: progress(before + done, total)
 

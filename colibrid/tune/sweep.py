@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from colibrid.tune.points import experts_only, point_name
+from colibrid.tune.progress import silent
 from colibrid.tune.result import Tried
 from colibrid.tune.slo import quality_misses, read_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from colibrid.tune.forecast import Forecast
+    from colibrid.tune.progress import Progress
     from colibrid.tune.result import Cost, Point, Quality
     from colibrid.tune.slo import Limit
     from colibrid.tune.store import Store
-
-    Progress = Callable[[int, int], None]
 
 ROUNDS = 5  # that costs of a point are measured in at most
 LONG_ENOUGH_S = 5.0  # all rounds of a point together
@@ -138,7 +138,7 @@ class Sweep:
         decides = experts_only(point)
         quality = self._qualities.get(decides)
         if quality is None and decides == own:  # all others are compared with it, so it is known
-            quality = self._qualities[decides] = self._lab.quality(own, lambda _done, _total: None)
+            quality = self._qualities[decides] = self._lab.quality(own, silent)
         if quality is None:
             if (lost := self._lost.get(decides)) is not None:
                 return self._give_up(msgspec.structs.replace(lost, point=point), whole=False)
@@ -182,7 +182,7 @@ def far_beyond(limits: Sequence[Limit], quality: Quality) -> list[str]:
         if value is None or limit.holds(value):
             continue
         if abs(value - limit.bound) > FAR * abs(limit.bound):
-            found.append(f"{limit}: {limit.name} is {value:.4g}")
+            found.append(limit.miss(value))
     return found
 
 

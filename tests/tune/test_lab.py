@@ -11,6 +11,7 @@ from colibrid.tune.cost import Load
 from colibrid.tune.data import Data, Item
 from colibrid.tune.forecast import Forecast, Left
 from colibrid.tune.lab import LAYERS, SEARCH, EngineLab
+from colibrid.tune.progress import silent
 from colibrid.tune.result import Point
 
 if TYPE_CHECKING:
@@ -34,10 +35,6 @@ def made(runner: Runner, data: Data = DATA) -> tuple[EngineLab, Forecast, list[s
     told: list[str] = []
     forecast = Forecast(lambda _done, _total, what: told.append(what))
     return EngineLab(runner, data, (Point(), ONE), LOAD, 64, forecast), forecast, told
-
-
-def silent(_done: int, _total: int) -> None:
-    pass
 
 
 def test_the_models_own_answers_are_made_once_and_forecast(runner: Runner) -> None:
