@@ -244,7 +244,8 @@ def _address(url: str) -> _Address:
         if parts.scheme in {"http", "https"} and parts.hostname and not extra and _is_plain(url):
             parts.hostname.encode("idna")
             tls = ssl.create_default_context() if parts.scheme == "https" else None
-            return _Address(parts.hostname, parts.port or (443 if tls else 80), parts.path.rstrip("/"), tls)
+            path = parts.path.rstrip("/").removesuffix("/v1")  # as clients of OpenAI write it
+            return _Address(parts.hostname, parts.port or (443 if tls else 80), path, tls)
     except ValueError:
         pass
     raise ConfigError(

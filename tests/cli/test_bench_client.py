@@ -110,6 +110,14 @@ def test_chats(capsys: pytest.CaptureFixture[str]) -> None:
     assert "prompt" not in server.bodies[0]
 
 
+@pytest.mark.parametrize("base", ["/", "/v1", "/v1/"])
+def test_a_base_url_may_name_the_version(base: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As clients of OpenAI are told where a server is."""
+    with FakeServer(answer).running() as server:
+        code, report = bench(server.url + base, capsys, *SHORT)
+    assert (code, report["ok"]) == (0, 4)
+
+
 def test_https(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A server behind TLS is measured if its certificate is trusted, and named if not."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
