@@ -14,10 +14,9 @@ import msgspec
 
 from colibrid import __version__
 from colibrid.cli.bench_verbs import compare, http
-from colibrid.cli.options import engine_options, load_settings
+from colibrid.cli.options import engine_options, load_settings, quietly
 from colibrid.cli.shapes import SHAPES, write_shape
 from colibrid.config.environment import read_environment
-from colibrid.config.load import BUILT_IN
 from colibrid.config.sizes import format_bytes
 from colibrid.errors import ConfigError
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from colibrid.cli.engine_bench import EngineBench, Load, Probe, Row
-    from colibrid.config.load import Loaded
     from colibrid.config.settings import Settings
     from colibrid.engine.spec import EngineSpec
     from colibrid.model.manifest import Manifest
@@ -85,7 +83,7 @@ def engine(
     random_weights = ("model.weights=dummy",) if dummy or shape is not None else ()
     sets = (*sets, f"batch.slots={max(slots)}", *random_weights)
     cpus = os.sched_getaffinity(0)  # now: an engine pins the thread that opens it
-    settings = _quiet(load_settings(read_environment(), config_file, sets, given))
+    settings = quietly(load_settings(read_environment(), config_file, sets, given))
     loads = [
         Load(slots=count, prompt_tokens=prompt, steps=steps, repeat=repeat) for prompt in prompts for count in slots
     ]
@@ -95,18 +93,6 @@ def engine(
         spec, manifest, opened = _open(settings, model, loads)
         stack.enter_context(opened)
         _measure(opened, spec, manifest, loads, cpus, as_json=as_json)
-
-
-def _quiet(loaded: Loaded) -> Settings:
-    """Its output is the measurement: without a level in the configuration only warnings are logged."""
-    from colibrid.ops.logging import configure  # noqa: PLC0415
-
-    settings = loaded.settings
-    if loaded.origins["logging.level"] == BUILT_IN:
-        quiet = msgspec.structs.replace(settings.logging, level="warning")
-        settings = msgspec.structs.replace(settings, logging=quiet)
-    configure(settings.logging)
-    return settings
 
 
 def _open(settings: Settings, model: str | None, loads: Sequence[Load]) -> tuple[EngineSpec, Manifest, EngineBench]:

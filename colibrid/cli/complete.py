@@ -10,19 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from colibrid.batch.request import GenerateRequest, Sampling
 from colibrid.cli.assembly import assemble
 from colibrid.cli.device import settled
 from colibrid.cli.models import resolve_model
 from colibrid.cli.numbers import NumberRange
-from colibrid.cli.options import engine_options, load_settings, use_plugins
+from colibrid.cli.options import engine_options, load_settings, quietly, use_plugins
 from colibrid.config.environment import read_environment
-from colibrid.config.load import BUILT_IN
 from colibrid.engine.library import Library
 from colibrid.errors import ConfigError, RequestError
-from colibrid.ops.logging import configure
 
 if TYPE_CHECKING:
     from colibrid.batch.interfaces import EngineInfo, GenerationService
@@ -64,14 +61,9 @@ def complete(
     environment = read_environment()
     loaded = load_settings(environment, config_file, ("batch.slots=1", *sets), given)
     use_plugins(loaded)
-    settings = loaded.settings
-    if loaded.origins["logging.level"] == BUILT_IN:  # the text is the output; events only when something is wrong
-        quiet = msgspec.structs.replace(settings.logging, level="warning")
-        settings = msgspec.structs.replace(settings, logging=quiet)
-    configure(settings.logging)
     library = Library()
     model = words[0] if len(words) == 2 else None
-    settings = settled(settings, model, environment, library)
+    settings = settled(quietly(loaded), model, environment, library)
     resolved = resolve_model(model, settings, environment, library)
     question = _Question(prompt=prompt, chat=chat, max_tokens=max_tokens, temperature=temperature, seed=seed)
     asyncio.run(_complete(settings, resolved, library, question))

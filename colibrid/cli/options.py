@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import msgspec
 
-from colibrid.config.load import Override, load
+from colibrid.config.load import BUILT_IN, Override, load
 from colibrid.config.profile import read_profile
 from colibrid.errors import ConfigError
 from colibrid.plugin_host import Plugins, load_plugins
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from colibrid.config.environment import Environment
     from colibrid.config.load import Loaded
+    from colibrid.config.settings import Settings
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
@@ -110,6 +112,18 @@ def use_plugins(loaded: Loaded) -> Plugins:
     plugins = load_plugins(loaded.settings.plugins, loaded.origins)
     add_families(plugins.families)
     return plugins
+
+
+def quietly(loaded: Loaded) -> Settings:
+    """Of a verb whose output is its result: without a level in the configuration only warnings are logged."""
+    from colibrid.ops.logging import configure  # noqa: PLC0415 (not for verbs that log nothing)
+
+    settings = loaded.settings
+    if loaded.origins["logging.level"] == BUILT_IN:
+        logging = msgspec.structs.replace(settings.logging, level="warning")
+        settings = msgspec.structs.replace(settings, logging=logging)
+    configure(settings.logging)
+    return settings
 
 
 def _option(parameter: str, _setting: str, names: tuple[str, ...], metavar: str, text: str) -> Callable[[_F], _F]:
