@@ -28,6 +28,11 @@ class Column:
         return read_figure(self.name, tried.quality, tried.cost)
 
     @property
+    def share(self) -> bool:
+        """A part of 1, written in percent."""
+        return self.write is _percent
+
+    @property
     def rises(self) -> bool:
         """More of it is better."""
         return rises(self.name)

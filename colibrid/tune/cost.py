@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from colibrid.batch.request import GenerateRequest, Pooling, Sampling
+from colibrid.batch.request import Pooling
 from colibrid.model.footprint import footprint
 from colibrid.report.percentiles import percentile
 from colibrid.tune.progress import silent
 from colibrid.tune.result import Cost, Spread
-from colibrid.tune.runner import embed_request, policy_of
+from colibrid.tune.runner import all_of, answer_request, embed_request, policy_of, score_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from colibrid.batch.pool import EnginePool
-    from colibrid.batch.request import ExpertUsage
+    from colibrid.batch.request import ExpertUsage, GenerateRequest
     from colibrid.model.manifest import Manifest
     from colibrid.tune.data import Data
     from colibrid.tune.progress import Progress
@@ -137,9 +137,9 @@ def _requests(data: Data, point: Point, load: Load, context: int) -> Iterator[Ge
         if data.task == "embed":
             yield embed_request(ids, policy_of(point), load.pooling)
         elif data.task == "score":
-            yield _request(ids, point, 0)
-        else:
-            yield _request(ids, point, max(_LEAST_OUTPUT, load.output_tokens))
+            yield msgspec.structs.replace(score_request(ids, policy_of(point)), prompt_logprobs=0)
+        else:  # so many tokens, whatever they are: no id ends it
+            yield answer_request(ids, policy_of(point), max(_LEAST_OUTPUT, load.output_tokens), ())
 
 
 def _prompts(data: Data, load: Load, context: int) -> Iterator[tuple[int, ...]]:
@@ -154,18 +154,6 @@ def _prompts(data: Data, load: Load, context: int) -> Iterator[tuple[int, ...]]:
             yield ids[:room]
 
 
-def _request(ids: tuple[int, ...], point: Point, max_tokens: int) -> GenerateRequest:
-    """Generates so many tokens, whatever they are: no id ends it."""
-    return GenerateRequest(
-        request_id="tune",
-        prompt_ids=ids,
-        max_tokens=max_tokens,
-        sampling=Sampling(seed=0, temperature=0.0),
-        prompt_logprobs=None if max_tokens else 0,
-        experts=policy_of(point),
-    )
-
-
 async def _closed_loop(
     service: EnginePool, requests: Sequence[GenerateRequest], concurrency: int, progress: Progress
 ) -> list[_Seen]:
@@ -177,13 +165,7 @@ async def _closed_loop(
             seen.append(await _one(service, request))
             progress(len(seen), len(requests))
 
-    tasks = [asyncio.ensure_future(work()) for _ in range(min(concurrency, len(requests)))]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    await all_of(work() for _ in range(min(concurrency, len(requests))))
     return seen
 
 

@@ -93,7 +93,7 @@ def _ratio(before: float, after: float) -> str:
 def _difference(column: Column, before: float, after: float) -> str:
     if after == before:
         return "="
-    return f"{100 * (after - before):+.1f} points" if column.write(0).endswith("%") else f"{after - before:+.2g}"
+    return f"{100 * (after - before):+.1f} points" if column.share else f"{after - before:+.2g}"
 
 
 def _figure(picture: Picture) -> str:

@@ -231,7 +231,7 @@ def _paint_experts(
         if (value := column.read(own)) is not None:
             axes.axhline(value, color=theme.soft, linestyle=":", linewidth=1, zorder=0)
         axes.set(xlabel="experts a token", title=column.title)
-        if column.write(0.5).endswith("%"):
+        if column.share:
             axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         axes.margins(0.08)
     handles, labels = drawn[0].get_legend_handles_labels()

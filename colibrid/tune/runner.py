@@ -31,7 +31,7 @@ from colibrid.tune.progress import silent
 from colibrid.tune.result import Point
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import Coroutine, Iterable, Iterator, Sequence
 
     from colibrid.batch.generation import LiveGeneration
     from colibrid.batch.pool import EnginePool
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from colibrid.tune.progress import Progress
 
 T = TypeVar("T")
+_NAME = "tune"  # of every request
 _NOBODY = -1  # the likeliest token of a prompt's first position, which nothing predicts
 
 
@@ -68,11 +69,11 @@ def policy_of(point: Point) -> ExpertPolicy:
 
 
 def answer_request(
-    prompt: Sequence[int], policy: ExpertPolicy, max_tokens: int, stop: tuple[int, ...], *, name: str = "tune"
+    prompt: Sequence[int], policy: ExpertPolicy, max_tokens: int, stop: tuple[int, ...]
 ) -> GenerateRequest:
-    """The likeliest tokens."""
+    """The likeliest tokens, up to one that is in `stop`."""
     return GenerateRequest(
-        request_id=name,
+        request_id=_NAME,
         prompt_ids=tuple(prompt),
         max_tokens=max_tokens,
         sampling=Sampling(seed=0, temperature=0.0),
@@ -81,10 +82,10 @@ def answer_request(
     )
 
 
-def score_request(ids: Sequence[int], policy: ExpertPolicy, *, name: str = "tune") -> GenerateRequest:
+def score_request(ids: Sequence[int], policy: ExpertPolicy) -> GenerateRequest:
     """How likely each token is, and which is the likeliest."""
     return GenerateRequest(
-        request_id=name,
+        request_id=_NAME,
         prompt_ids=tuple(ids),
         max_tokens=0,
         sampling=Sampling(seed=0, temperature=0.0),
@@ -93,10 +94,10 @@ def score_request(ids: Sequence[int], policy: ExpertPolicy, *, name: str = "tune
     )
 
 
-def embed_request(ids: Sequence[int], policy: ExpertPolicy, pooling: Pooling, *, name: str = "tune") -> GenerateRequest:
+def embed_request(ids: Sequence[int], policy: ExpertPolicy, pooling: Pooling) -> GenerateRequest:
     """One vector."""
     return GenerateRequest(
-        request_id=name,
+        request_id=_NAME,
         prompt_ids=tuple(ids),
         max_tokens=0,
         sampling=Sampling(seed=0, temperature=0.0),
@@ -258,7 +259,7 @@ class Runner:
         found: list[Answer] = []
         if self.service.info.batch_dependent:
             for wave in self._waves(requests):
-                found += await _all([finished(one) for one in self.service.submit_all(wave)])
+                found += await all_of([finished(one) for one in self.service.submit_all(wave)])
             return found
         gate = asyncio.Semaphore(2 * self.slots)  # what runs, and what is next
 
@@ -266,7 +267,7 @@ class Runner:
             async with gate:
                 return await finished(self.service.submit(request))
 
-        return await _all([one(request) for request in requests])
+        return await all_of([one(request) for request in requests])
 
     def _waves(self, requests: Sequence[GenerateRequest]) -> Iterator[list[GenerateRequest]]:
         """Requests that one engine can begin at one step."""
@@ -290,7 +291,7 @@ class Runner:
             yield wave
 
 
-async def _all(work: Sequence[Coroutine[object, object, Answer]]) -> list[Answer]:
+async def all_of(work: Iterable[Coroutine[object, object, T]]) -> list[T]:
     """As gather, but nothing goes on after an error."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:

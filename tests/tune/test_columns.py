@@ -33,3 +33,4 @@ def test_figures_are_written_for_people() -> None:
     assert by_name["p99_e2e_ms"].write(1234.5) == "1,234"
     assert by_name["kl"].rises is False
     assert by_name["exact"].rises is True
+    assert {name for name, column in by_name.items() if column.share} == {"exact", "top1", "same", "neighbours"}
