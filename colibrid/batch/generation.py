@@ -6,7 +6,6 @@ The scheduler writes, one consumer reads; both on the event loop.
 from __future__ import annotations
 
 import asyncio
-import functools
 from array import array
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -69,6 +68,33 @@ class Clock(msgspec.Struct):
 class LiveGeneration:
     """Implements interfaces.Generation."""
 
+    __slots__ = (
+        "_ended",
+        "_error",
+        "_iterated",
+        "_masks",
+        "_owner",
+        "_pace_s",
+        "_prompt_records",
+        "_raw",
+        "_waiter",
+        "advanced",
+        "choice",
+        "clock",
+        "consumed",
+        "due",
+        "early_masks",
+        "group",
+        "last_token",
+        "lead",
+        "place",
+        "read_prompt",
+        "request",
+        "result",
+        "switches",
+        "tokens",
+    )
+
     def __init__(self, request: GenerateRequest, owner: GenerationOwner, now: float, choice: int = 0) -> None:
         self.request = request
         self.choice = choice
@@ -89,6 +115,7 @@ class LiveGeneration:
         self._pace_s = 0.0
         self._owner = owner
         self._raw = bytearray()  # records of tokens that were not consumed: kept small until they are read
+        self._prompt_records: tuple[TokenRecord, ...] | None = None
         self._error: RequestError | None = None
         self._ended = False
         self._iterated = False
@@ -149,10 +176,12 @@ class LiveGeneration:
 
     # ------------------------------------------------------------- consumer
 
-    @functools.cached_property
+    @property
     def prompt_records(self) -> tuple[TokenRecord, ...]:
         """One per prompt token, if asked for; not before the first token. Made when first asked for, by any thread."""
-        return self.read_prompt()
+        if self._prompt_records is None:
+            self._prompt_records = self.read_prompt()
+        return self._prompt_records
 
     def cancel(self) -> None:
         """Stop and release the slot; the iteration ends without a result. Harmless when already ended."""

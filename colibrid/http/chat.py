@@ -98,6 +98,8 @@ class ChatWriter:
 class ChatChoiceWriter:
     """One choice: text and, where asked for, log-probabilities and ids since the last chunk."""
 
+    __slots__ = ("_body", "_choice", "_envelope", "_message", "_records", "_tokenizer")
+
     def __init__(
         self, choice: Choice, body: ChatBody, state: AppState, envelope: Envelope, message: MessageWriter
     ) -> None:

@@ -24,6 +24,8 @@ _SHORT = string.ascii_letters + string.digits
 class MessageWriter:
     """Collects what is new, in order; `take_deltas` or, for all at once, `whole`."""
 
+    __slots__ = ("_calls", "_events", "_reasons", "_short_ids", "chars")
+
     def __init__(self, *, reasons: bool, short_ids: bool) -> None:
         """`reasons`: the message has reasoning_content; `short_ids`: ids of calls have nine characters."""
         self._reasons = reasons

@@ -62,6 +62,22 @@ class CompletionWriter:
 class CompletionChoiceWriter:
     """One choice: text and, where asked for, log-probabilities and ids since the last chunk."""
 
+    __slots__ = (
+        "_body",
+        "_chars",
+        "_choice",
+        "_deltas",
+        "_echo_due",
+        "_envelope",
+        "_ids",
+        "_ids_due",
+        "_logprobs",
+        "_prompt_due",
+        "_start",
+        "_text",
+        "_tokenizer",
+    )
+
     def __init__(self, choice: Choice, body: CompletionBody, state: AppState, envelope: Envelope) -> None:
         self._choice = choice
         self._body = body

@@ -19,6 +19,8 @@ _encode = msgspec.json.encode
 class Envelope:
     """id, object, created, model and system_fingerprint of one answer."""
 
+    __slots__ = ("_continuous", "_end", "_start", "_usage", "head")
+
     def __init__(self, answer_id: str, kind: str, info: EngineInfo, options: StreamOptions | None) -> None:
         """With include_usage chunks carry `usage`, null but in the last; with continuous_usage_stats as well, in each
         chunk the tokens of its choice so far.

@@ -47,6 +47,20 @@ class Delta:
 class Choice:
     """One generation of a job, read once. `outcome` is set when `deltas` has ended."""
 
+    __slots__ = (
+        "_first",
+        "_generation",
+        "_logprobs",
+        "_masker",
+        "_reply",
+        "_text",
+        "_watches",
+        "index",
+        "outcome",
+        "prompt",
+        "split",
+    )
+
     def __init__(self, number: int, generation: Generation, job: Job, tokenizer: Tokenizer) -> None:
         """`number`: among all generations of the job."""
         self.index = number  # in the answer

@@ -35,6 +35,8 @@ _HEADERS = {
 class EventStream:
     """One open response. Use as a context manager; `send` may be called by several tasks."""
 
+    __slots__ = ("_chunked", "_connection", "_ping_s", "_pinger", "_request", "_written", "response")
+
     def __init__(self, request: web.Request, ping_s: float) -> None:
         self._request = request
         self._connection = connection_of(request)

@@ -44,6 +44,8 @@ def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool, shown: froze
 class ByteDetokenizer:
     """For tokenizers whose ids stand for bytes."""
 
+    __slots__ = ("_bytes_of", "_decoder", "_hidden", "_holds")
+
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
         self._bytes_of = tokenizer.token_bytes
         self._hidden = hidden

@@ -27,6 +27,8 @@ class OutputOptions(msgspec.Struct, frozen=True, kw_only=True):
 class OutputText:
     """One generation's text so far. Push each id once, in order; then `finish`."""
 
+    __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "_silent", "_stops", "chars", "tokens")
+
     def __init__(self, tokenizer: Tokenizer, options: OutputOptions) -> None:
         self._silent = frozenset[int]() if options.include_stop else options.stop_token_ids  # ids without text
         self._min_tokens = options.min_tokens
