@@ -220,7 +220,7 @@ class LiveGeneration:
             while True:
                 if len(self.tokens) > self.consumed:
                     batch = self._take()
-                    self.consumed = self.received
+                    self.consumed += len(batch)
                     self._owner.consumed(self)
                     yield batch
                 elif self._error is not None:

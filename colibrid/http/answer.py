@@ -125,10 +125,8 @@ async def _whole(
     writers = {choice: writer.choice(choice) for choice in choices.all}
 
     async def collect(choice: Choice) -> None:
-        target = writers[choice]
         choice.pace(_WHOLE_PACE_S)
-        async for delta in choice.deltas():
-            target.take(delta)
+        await choice.feed(writers[choice].take)
 
     await within(request, timeout_s, choices.each(collect))
     usage = _note(request, state, choices)
@@ -145,30 +143,10 @@ async def _streamed(
     request: web.Request, state: AppState, choices: Choices, writer: AnswerWriter, timeout_s: float | None
 ) -> web.StreamResponse:
     async with EventStream(request, state.settings.server.sse_ping_s) as stream:
-
-        async def forward(choice: Choice) -> None:
-            target = writer.choice(choice)
-            opening = target.opening()
-            if opening:
-                await stream.send(opening)
-            async for delta in choice.deltas():
-                target.take(delta)
-                choice.pace(state.stream_pace_s)
-                if stream.behind:
-                    if target.pending < HELD_BYTES:
-                        continue
-                    await _caught_up(stream, state)
-                if target.weight <= _INLINE_LOGPROBS:
-                    chunk = target.chunk()
-                else:
-                    chunk = await _off_loop(state, target.weight, target.chunk)
-                if chunk:
-                    stream.push(chunk)
-            rest = await _off_loop(state, target.weight, target.chunk)
-            await stream.send(rest + target.closing())
-
         try:
-            await within(request, timeout_s, choices.each(forward))
+            await within(
+                request, timeout_s, choices.each(lambda choice: _Forwarder(stream, state, choice, writer).run())
+            )
             usage = writer.usage_event(_note(request, state, choices))
             if usage:
                 await stream.send(usage)
@@ -184,6 +162,52 @@ async def _streamed(
             broken = current(request).error = InternalError(current(request).id)
             await stream.fail(broken)
         return stream.response
+
+
+class _Forwarder:
+    """Sends one choice to its stream."""
+
+    __slots__ = ("_choice", "_pace_s", "_state", "_stream", "_target")
+
+    def __init__(self, stream: EventStream, state: AppState, choice: Choice, writer: AnswerWriter) -> None:
+        self._stream = stream
+        self._state = state
+        self._choice = choice
+        self._target = writer.choice(choice)
+        self._pace_s = 0.0
+
+    async def run(self) -> None:
+        """From the first event to the last one of the choice."""
+        target = self._target
+        opening = target.opening()
+        if opening:
+            await self._stream.send(opening)
+        await self._choice.feed(self._take)
+        rest = await _off_loop(self._state, target.weight, target.chunk)
+        await self._stream.send(rest + target.closing())
+
+    def _take(self, delta: Delta) -> Awaitable[None] | None:
+        """Sends what is new, at once or, where something has to be waited for, when that is awaited."""
+        target, stream = self._target, self._stream
+        target.take(delta)
+        pace_s = self._state.stream_pace_s
+        if pace_s != self._pace_s:
+            self._pace_s = pace_s
+            self._choice.pace(pace_s)
+        if stream.behind:
+            return None if target.pending < HELD_BYTES else self._send_later()
+        if target.weight > _INLINE_LOGPROBS:
+            return self._send_later()
+        chunk = target.chunk()
+        if chunk:
+            stream.push(chunk)
+        return None
+
+    async def _send_later(self) -> None:
+        await _caught_up(self._stream, self._state)
+        chunk = await _off_loop(self._state, self._target.weight, self._target.chunk)
+        if chunk:
+            self._stream.push(chunk)
 
 
 async def _caught_up(stream: EventStream, state: AppState) -> None:

@@ -153,7 +153,7 @@ class ChatChoiceWriter:
         } | self._found_ids()
 
     def _chunk(self, delta: bytes, rest: bytes) -> bytes:
-        return self._envelope.chunk(self._choice.index, b'"delta":', delta, rest, self._choice.tokens)
+        return self._envelope.chunk(self._choice, b'"delta":', delta, rest)
 
     def _found_logprobs(self) -> dict[str, Any] | None:
         return chat_logprobs(self._tokenizer, self._records) if self._body.logprobs else None

@@ -64,7 +64,6 @@ class CompletionChoiceWriter:
 
     __slots__ = (
         "_body",
-        "_chars",
         "_choice",
         "_deltas",
         "_echo_due",
@@ -72,6 +71,7 @@ class CompletionChoiceWriter:
         "_ids",
         "_ids_due",
         "_logprobs",
+        "_plain",
         "_prompt_due",
         "_start",
         "_text",
@@ -87,14 +87,15 @@ class CompletionChoiceWriter:
         self._echo_due = bool(body.echo)
         self._ids_due = bool(body.return_token_ids)
         self._prompt_due = body.prompt_logprobs is not None
+        self._plain = self._logprobs is None and not (
+            self._echo_due or self._ids_due or self._prompt_due
+        )  # text is all
         self._deltas: list[Delta] = []  # taken, not written down yet: only where log-probabilities are asked for
         self._text: list[str] = []
         self._ids: list[int] = []
-        self._chars = 0  # of the text that was taken and not given out
         self._start = 0  # characters of the echoed prompt
 
     def take(self, delta: Delta) -> None:
-        self._chars += len(delta.text)
         if self._logprobs is not None:
             self._deltas.append(delta)
         else:
@@ -102,10 +103,13 @@ class CompletionChoiceWriter:
 
     @property
     def pending(self) -> int:
-        return self._chars + LOGPROB_BYTES * self.weight + ID_BYTES * (len(self._ids) + len(self._deltas))
+        chars = sum(map(len, self._text)) + sum(len(delta.text) for delta in self._deltas)
+        return chars + LOGPROB_BYTES * self.weight + ID_BYTES * (len(self._ids) + len(self._deltas))
 
     @property
     def weight(self) -> int:
+        if self._plain:
+            return 0
         body, prompt = self._body, len(self._choice.prompt.ids)
         total = 0
         if body.logprobs is not None:
@@ -153,15 +157,15 @@ class CompletionChoiceWriter:
         if self._deltas or self._echo_due:
             self._write_down()
         text = "".join(self._text)
-        rest = self._rest()
+        rest = {} if self._plain else self._rest()
         if not text and not rest:
             return b""
-        self._text, self._chars = [], 0
+        self._text.clear()
         encoded = fields({"logprobs": None, "finish_reason": None} | rest) if rest else PLAIN
         return self._chunk(msgspec.json.encode(text), encoded)
 
     def _chunk(self, text: bytes, rest: bytes) -> bytes:
-        return self._envelope.chunk(self._choice.index, b'"text":', text, rest, self._choice.tokens)
+        return self._envelope.chunk(self._choice, b'"text":', text, rest)
 
     def _rest(self) -> dict[str, Any]:
         """Log-probabilities and ids that have not been given out."""

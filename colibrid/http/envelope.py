@@ -11,6 +11,7 @@ from colibrid.http.sse import event
 
 if TYPE_CHECKING:
     from colibrid.batch.interfaces import EngineInfo
+    from colibrid.http.run import Choice
     from colibrid.http.types import StreamOptions
 
 _encode = msgspec.json.encode
@@ -38,16 +39,14 @@ class Envelope:
         self._continuous = options is not None and usage and bool(options.continuous_usage_stats)
         self._end = b'}],"usage":null}\n\n' if usage else b"}]}\n\n"
 
-    def chunk(self, index: int, key: bytes, value: bytes, rest: bytes, tokens: tuple[int, int] = (0, 0)) -> bytes:
-        """An event of choice `index` with `key` (as `"text":`) and encoded `value` first, then `rest`, of `fields`.
-
-        `tokens`: of the choice's prompt, and of its text so far.
-        """
+    def chunk(self, choice: Choice, key: bytes, value: bytes, rest: bytes) -> bytes:
+        """An event of `choice` with `key` (as `"text":`) and encoded `value` first, then `rest`, of `fields`."""
         end = self._end
         if self._continuous:
+            tokens = choice.tokens
             counts = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
             end = b'}],"usage":%b}\n\n' % _encode(counts)
-        return b"%b%d,%b%b,%b%b" % (self._start, index, key, value, rest, end)
+        return b"%b%d,%b%b,%b%b" % (self._start, choice.index, key, value, rest, end)
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """The event after the last choice; empty unless asked for."""

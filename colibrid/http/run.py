@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
 from colibrid.errors import EngineFaultError
@@ -11,7 +11,7 @@ from colibrid.text.output import OutputText
 from colibrid.text.reply import Reply
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from colibrid.batch.interfaces import Generation
     from colibrid.batch.request import ExpertUsage, FinishReason, TokenRecord
@@ -36,22 +36,23 @@ class Outcome:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new in one choice: text, the tokens behind it, and where in the text each token begins."""
+    """What is new in one choice: text, the tokens behind it, and where in the text each token begins, where that counts."""
 
     text: str
-    records: list[TokenRecord] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)  # the text taken apart, where the job asks for it
+    records: Sequence[TokenRecord] = ()
+    offsets: Sequence[int] = ()
+    events: Sequence[Event] = ()  # the text taken apart, where the job asks for it
 
 
 class Choice:
-    """One generation of a job, read once. `outcome` is set when `deltas` has ended."""
+    """One generation of a job, read once. `outcome` is set when `feed` gives its last delta."""
 
     __slots__ = (
         "_first",
         "_generation",
         "_logprobs",
         "_masker",
+        "_plain",
         "_reply",
         "_text",
         "_watches",
@@ -73,6 +74,7 @@ class Choice:
         self._text = OutputText(tokenizer, job.output)
         self._reply = None if job.reply is None else Reply(job.reply)
         self._watches = bool(job.output.stops) or self._reply is not None  # the text may be over before the tokens
+        self._plain = not self._watches and generation.request.logprobs is None  # nobody asks where tokens begin
         self._masker = job.maskers[number] if job.maskers else None
         if self._masker is not None:
             generation.submit_mask(0, self._masker.first)
@@ -100,28 +102,34 @@ class Choice:
         if self._masker is None and not self._watches:
             self._generation.pace(interval_s)
 
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """Yields what arrives; the last delta is the text that was held back, often none.
+    async def feed(self, use: Callable[[Delta], Awaitable[None] | None]) -> None:
+        """Gives `use` what arrives, and waits for what it returns, if anything; the last delta is the text that was held
+        back, often none. A call, as each coroutine more that waits for tokens is memory that has left the caches meanwhile.
 
         Raises what the generation raises.
         """
         async for records in self._generation:
             delta = self._take(records)
-            if self._over:
+            over = self._watches and self._over
+            if over:
                 self._generation.stop()
                 self._end_reply(delta)
                 self.outcome = self._outcome()
-                yield delta
-                return
-            if self._masker is not None:
+            elif self._masker is not None:
                 await self._allow(records, self._masker)
-            yield delta
+            busy = use(delta)
+            if busy is not None:
+                await busy
+            if over:
+                return
         rest = Delta(self._text.finish())
         if self._reply is not None:
-            rest.events += self._reply.push(rest.text)
+            rest.events = self._reply.push(rest.text)
         self._end_reply(rest)
         self.outcome = self._outcome()
-        yield rest
+        busy = use(rest)
+        if busy is not None:
+            await busy
 
     async def _allow(self, records: Sequence[TokenRecord], masker: Masker) -> None:
         """The mask of the next position, before anything waits for the client."""
@@ -132,6 +140,8 @@ class Choice:
 
     def _take(self, records: list[TokenRecord]) -> Delta:
         text, reply = self._text, self._reply
+        if self._plain:
+            return Delta(text.push_all([record.token for record in records]), records)
         pieces: list[str] = []
         offsets: list[int] = []
         events: list[Event] = []
@@ -155,7 +165,7 @@ class Choice:
 
     def _end_reply(self, delta: Delta) -> None:
         if self._reply is not None:
-            delta.events += self._reply.finish()
+            delta.events = [*delta.events, *self._reply.finish()]
 
     def _outcome(self) -> Outcome:
         result, stopped = self._generation.result, self._over

@@ -27,6 +27,9 @@ class Detokenizer(Protocol):
     def push(self, token: int) -> str:
         """Takes the next id and returns the text that is certain now, often with no wait, sometimes empty."""
 
+    def push_all(self, tokens: list[int]) -> str:
+        """The same of several ids."""
+
     def flush(self) -> str:
         """Returns what was held back: an unfinished character reads as U+FFFD. Call once, at the end."""
 
@@ -55,7 +58,13 @@ class ByteDetokenizer:
     def push(self, token: int) -> str:
         if token in self._hidden:
             return ""
-        raw = self._bytes_of(token)
+        return self._text(self._bytes_of(token))
+
+    def push_all(self, tokens: list[int]) -> str:
+        hidden, bytes_of = self._hidden, self._bytes_of
+        return self._text(b"".join([bytes_of(token) for token in tokens if token not in hidden]))
+
+    def _text(self, raw: bytes) -> str:
         if not self._holds:
             try:
                 return raw.decode()  # most tokens are whole characters: half the time of the incremental decoder
@@ -86,6 +95,9 @@ class FallbackDetokenizer:
             self._run.append(raw)
             return ""
         return self._give(self._end_run() + raw.decode("utf-8"))
+
+    def push_all(self, tokens: list[int]) -> str:
+        return "".join(map(self.push, tokens))
 
     def flush(self) -> str:
         return self._give(self._end_run())
@@ -128,6 +140,9 @@ class WindowDetokenizer:
         if piece.endswith(_REPLACEMENT) and len(self._held) < _HELD_IDS:
             return ""
         return self._give(piece)
+
+    def push_all(self, tokens: list[int]) -> str:
+        return "".join(map(self.push, tokens))
 
     def flush(self) -> str:
         return self._give(self._difference()) if self._held else ""

@@ -54,6 +54,15 @@ class OutputText:
         self.chars += len(piece)
         return self._matcher.push(piece, armed=self.tokens >= self._min_tokens) if self._stops else piece
 
+    def push_all(self, tokens: list[int]) -> str:
+        """As `push` for each, where there are no stop strings, at less than the price of each."""
+        assert not self._stops, "a stop string may end the text at any of them"
+        self.tokens += len(tokens)
+        silent = self._silent
+        piece = self._detokenizer.push_all([one for one in tokens if one not in silent] if silent else tokens)
+        self.chars += len(piece)
+        return piece
+
     def finish(self) -> str:
         """The rest of the text. Call once, when no more ids come."""
         if self.stopped:
