@@ -97,6 +97,13 @@ class DetokenizerMachine(RuleBasedStateMachine):
             one.text += one.machine.push(token)
 
     @precondition(lambda self: self.any_open())
+    @rule(data=st.data(), ids=st.lists(st.integers(0, len(PIECES) - 1), max_size=6))
+    def push_all(self, data: st.DataObject, ids: list[int]) -> None:
+        one = self.pick(data)
+        one.ids += ids
+        one.text += one.machine.push_all(ids)
+
+    @precondition(lambda self: self.any_open())
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         one = self.pick(data)

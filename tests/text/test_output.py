@@ -78,3 +78,16 @@ def test_pieces_are_the_text_up_to_the_stop(
         assert text == whole
         if not min_tokens:
             assert not any(stop in whole for stop in stops)
+
+
+@given(st.lists(st.lists(st.one_of(st.integers(0, 255), st.integers(0, 4095)), max_size=9), max_size=5), st.booleans())
+def test_ids_together_are_as_ids_one_by_one(
+    byte_level: Tokenizer, batches: list[list[int]], include_stop: bool
+) -> None:
+    """However ids are gathered, text, characters and count are those of pushing each; stop ids stay silent."""
+    options = OutputOptions(stop_token_ids=frozenset({64, 568}), include_stop=include_stop)
+    one, other = OutputText(byte_level, options), OutputText(byte_level, options)
+    for batch in batches:
+        assert "".join(map(one.push, batch)) == other.push_all(batch)
+        assert (one.tokens, one.chars) == (other.tokens, other.chars)
+    assert one.finish() == other.finish()
