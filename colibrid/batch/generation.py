@@ -69,6 +69,7 @@ class LiveGeneration:
     """Implements interfaces.Generation."""
 
     __slots__ = (
+        "__weakref__",
         "_ended",
         "_error",
         "_iterated",
