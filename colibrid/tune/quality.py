@@ -102,10 +102,10 @@ class Divergence:
 
     def of(self, point: Point) -> float | None:
         """None: it cannot be computed."""
-        if point.max_tokens_per_expert is not None or not self.positions:
+        if point.max_tokens_per_expert is not None:
             return None
         self.add([point])
-        return self._known[_routing(point)]
+        return self._known[_routing(point)] if self.positions else None
 
 
 def _routing(point: Point) -> Routing:

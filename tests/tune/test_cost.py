@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from colibrid.model.footprint import footprint
-from colibrid.tune.cost import Load, Round, cost_of, measure_round
+from colibrid.tune.cost import Load, cost_of, measure_round
 from colibrid.tune.data import Data, Item
 from colibrid.tune.result import Cost, Point
 
@@ -97,7 +97,6 @@ def test_rounds_are_measured_as_one(runner: Runner) -> None:
     """Requests and seconds add up, and quantiles are of all of them."""
     rounds = [measure_round(runner, data("generate", PROMPT), Point(), LOAD) for _ in range(2)]
     both = rounds[0].and_then(rounds[1])
-    assert isinstance(both, Round)
     cost = cost_of(both, runner.manifest, "generate", LOAD.concurrency)
     assert (cost.requests, cost.seconds) == (14, rounds[0].seconds + rounds[1].seconds)
     assert cost.tokens_per_s * cost.seconds == pytest.approx(14 * 16)
