@@ -153,7 +153,7 @@ def interval_words(found: Comparison) -> str:
     """How the intervals came about."""
     first, second = found.block
     return (
-        f"{found.confidence:.0%} of second / first, {found.resamples} resamples of blocks of {first} and {second} "
+        f"{100 * found.confidence:.0f} % of second / first, {found.resamples} resamples of blocks of {first} and {second} "
         f"requests, seed {found.seed}"
     )
 

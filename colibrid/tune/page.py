@@ -111,7 +111,7 @@ def _points(result: Result, limits: Sequence[Limit]) -> Iterator[str]:
     shown = columns.measured((*columns.QUALITY, *columns.COST), result)
     says = bool(limits) or any(tried.hopeless for tried in result.tried)
     yield '<h2>All points</h2><div class="wide" role="region" aria-label="All points" tabindex="0"><table>'
-    yield "<caption>● on the front: no other point is as good in quality and cost and better in one. ★ chosen.</caption>"
+    yield "<caption>● on the Pareto front: no other point is as good in quality and cost and better in one. ★ chosen.</caption>"
     yield '<thead><tr><th></th><th class="said">point</th>'
     yield '<th class="said">limits</th>' if says else ""
     yield from (f'<th title="{escape(column.meaning)}">{escape(column.title)}</th>' for column in shown)

@@ -44,8 +44,8 @@ def front_picture(result: Result) -> Picture | None:
         name="front",
         title="Quality and latency",
         caption=f"Each number is a point of the table: to the left is faster, {'up' if seen.up.rises else 'down'} is better."
-        " Filled ones are the front: no other point is as good in both and better in one.",
-        alt=f"{seen.up.title} by {seen.across.title} of {len(places)} points. On the front: {'; '.join(names)}.",
+        " Filled ones are the Pareto front: no other point is as good in both and better in one.",
+        alt=f"{seen.up.title} by {seen.across.title} of {len(places)} points. On the Pareto front: {'; '.join(names)}.",
         size=(9.0, 4.6),
         paint=partial(_paint_front, seen=seen, places=places),
     )
