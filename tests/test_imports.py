@@ -10,10 +10,11 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "colibrid"
 
 # What each part may import of ours, besides itself and the package's own __version__.
-VALUES = {"errors", "config.settings", "config.sizes", "config.live"}
+VALUES = {"errors", "paths", "config.settings", "config.sizes", "config.live"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "config": {"errors"},
+    "paths": {"errors"},
+    "config": {"errors", "paths"},
     "report": {"errors"},
     "text": VALUES,
     "model": VALUES,

@@ -25,6 +25,7 @@ from colibrid.model.layout import FP32_ROLES
 from colibrid.model.pack import is_pack, open_pack
 from colibrid.model.precision import AS_IT_IS, Plan, check_plan, parse_plan
 from colibrid.model.source import CheckpointModel
+from colibrid.paths import user_path
 from colibrid.tune.cold import COLD_FORMAT, COLD_SHARE, by_use, cold, cold_plan
 from colibrid.tune.usage import check_fits, read_report
 
@@ -107,7 +108,7 @@ def convert(
     if precision_from is not None and dummy is not None:
         raise click.UsageError("--precision-from is about a checkpoint's experts; it goes with SRC, not with --dummy")
     use_plugins(load_settings(read_environment(), config_file, (), {}))
-    target = Path(paths[-1]).expanduser()
+    target = user_path(paths[-1])
     plan = AS_IT_IS if precision is None else parse_plan(precision)
     told = ""
     if precision_from is not None:
@@ -121,7 +122,7 @@ def convert(
     progress = None if quiet else Progress("converting")
     report = (lambda *_: None) if progress is None else progress
     try:
-        if dummy is None and is_pack(Path(paths[0]).expanduser()):
+        if dummy is None and is_pack(user_path(paths[0])):
             if plan.rules:
                 raise ConfigError(
                     f"--precision: {str(plan)!r} given, but {paths[0]} is a pack, which keeps its formats; convert or quantize "
@@ -166,7 +167,7 @@ def _by_use(src: str, plan: Plan, report_file: str, name: str, share: float) -> 
     except ModelError as error:
         raise ConfigError(f"--cold-format: {error}") from None
     report = read_report(report_file, "--precision-from")
-    source = Path(src).expanduser()
+    source = user_path(src)
     if is_pack(source):
         raise ConfigError(f"--precision-from: {src} is a pack, which keeps its formats; convert the checkpoint")
     with Checkpoint(checkpoint_folder(src)) as checkpoint:
@@ -188,7 +189,7 @@ def _by_use(src: str, plan: Plan, report_file: str, name: str, share: float) -> 
 
 def checkpoint_folder(src: str) -> Path:
     """SRC as a folder. ModelError: it is not a checkpoint."""
-    source = Path(src).expanduser()
+    source = user_path(src)
     if not (source / "config.json").is_file():
         what = "no config.json in it" if source.is_dir() else "no such folder"
         raise ModelError(f"{src}: {what}; SRC is a Hugging Face checkpoint's folder with config.json and safetensors")
@@ -201,7 +202,7 @@ def _relay(
     # Imported here: other conversions do without.
     from colibrid.model.relay import relay  # noqa: PLC0415
 
-    pack = open_pack(Path(src).expanduser())
+    pack = open_pack(user_path(src))
     if backend == "any" or dtype not in ("auto", pack.manifest.precision):
         raise ConfigError(f"{src} is a pack: it can be laid out for --backend cpu or cuda, and keeps its precision")
     return relay(pack, target, report, crc32c=checksum(Library()), backend=backend, name=name)
@@ -221,7 +222,7 @@ def _write_random(
     from colibrid.model.random_pack import write_random_pack  # noqa: PLC0415
 
     with TemporaryDirectory() as folder:
-        source = Path(shape).expanduser()
+        source = user_path(shape)
         if shape in SHAPES:
             source = write_shape(shape, Path(folder))
         elif not (source / "config.json").is_file():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -22,6 +21,7 @@ from colibrid.errors import ConfigError, ModelError
 from colibrid.model.formats import format_of
 from colibrid.model.pack import open_pack
 from colibrid.ops.logging import configure
+from colibrid.paths import user_path
 from colibrid.report.table import table_lines
 from colibrid.text.lines import parse_lines, read_data
 from colibrid.tune.cold import COLD_FORMAT, savings
@@ -33,6 +33,7 @@ from colibrid.tune.usage import ExpertReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from colibrid.config.settings import Settings
     from colibrid.model.formats import Format
@@ -133,7 +134,7 @@ def report(
 
 def _writable(out: str) -> Path:
     """ConfigError: the folder is not there; told before the work, not after it."""
-    place = Path(out).expanduser()
+    place = user_path(out)
     if not place.resolve().parent.is_dir():
         raise ConfigError(f"--out {out}: there is no folder {place.resolve().parent}; make it, or name another file")
     return place

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +10,7 @@ from colibrid.cli.options import load_settings, use_plugins
 from colibrid.cli.progress import Progress
 from colibrid.config.environment import read_environment
 from colibrid.model.pack import open_pack
+from colibrid.paths import user_path
 
 if TYPE_CHECKING:
     from colibrid.model.export import Kind
@@ -42,8 +42,8 @@ def export(
     bar = None if quiet else Progress("exporting")
     try:
         exporting.export(
-            open_pack(Path(pack).expanduser()),
-            Path(dst).expanduser(),
+            open_pack(user_path(pack)),
+            user_path(dst),
             kind,
             bar or (lambda *_: None),
             precision=dtype,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colibrid.cli.progress import Progress
 from colibrid.model.cache import CacheOptions, Resolved, resolve
+from colibrid.paths import user_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ def cache_options(settings: Settings, environment: Environment) -> CacheOptions:
     """Where packs are cached and found, and for which device; engine.device is settled."""
     model = settings.model
     return CacheOptions(
-        cache_dir=environment.cache_dir if model.cache_dir is None else Path(model.cache_dir).expanduser(),
+        cache_dir=environment.cache_dir if model.cache_dir is None else user_path(model.cache_dir),
         hub_cache=environment.hugging_face_hub,
         dtype=model.dtype,
         precision=model.precision,

@@ -14,6 +14,7 @@ import msgspec
 from colibrid.config.load import BUILT_IN, Override, load
 from colibrid.config.profile import read_profile
 from colibrid.errors import ConfigError
+from colibrid.paths import user_path
 from colibrid.plugin_host import Plugins, load_plugins
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def load_settings(
         overrides.append(Override(key.strip(), text, "--set"))
     known = _ENGINE | _SERVER
     profile_file = given.get("profile")
-    profile = None if profile_file is None else read_profile(Path(profile_file).expanduser())
+    profile = None if profile_file is None else read_profile(user_path(profile_file))
     for parameter, value in given.items():
         if value is not None and parameter != "profile":
             setting, names, _, _ = known[parameter]

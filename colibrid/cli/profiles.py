@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from colibrid.config.profile import read_profile
 from colibrid.engine.spec import check_per_token, most_experts
 from colibrid.errors import ConfigError
 from colibrid.model.pack import open_pack
+from colibrid.paths import user_path
 from colibrid.tune.profile import check_pack, request_policy
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def check_profile(file: str | None, resolved: Resolved, settings: Settings) -> N
 def check_named(file: str | None, manifest: Manifest) -> None:
     """The same of a pack that is open."""
     if file is not None:
-        check_pack(read_profile(Path(file).expanduser()), manifest)
+        check_pack(read_profile(user_path(file)), manifest)
 
 
 def read_profiles(settings: Settings, manifest: Manifest, *, same_pack: bool = True) -> dict[str, ExpertPolicy]:
@@ -41,7 +41,7 @@ def read_profiles(settings: Settings, manifest: Manifest, *, same_pack: bool = T
     errors: list[str] = []
     for name, file in settings.experts.profiles.items():
         try:
-            profile = read_profile(Path(file).expanduser())
+            profile = read_profile(user_path(file))
             if same_pack:
                 check_pack(profile, manifest)
             policy = request_policy(profile, manifest)

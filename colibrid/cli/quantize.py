@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -15,9 +14,12 @@ from colibrid.config.environment import read_environment
 from colibrid.engine.library import Library
 from colibrid.model.checkpoint import read_json, text_files
 from colibrid.model.precision import parse_plan
+from colibrid.paths import user_path
 from colibrid.text.lines import load_model_text, read_lines, token_ids
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from colibrid.model.fingerprint import Dtype
     from colibrid.model.manifest import Backend, Manifest
     from colibrid.model.precision import Plan
@@ -75,7 +77,7 @@ def quantize(
     if (chosen == "awq") != (data is not None):
         raise click.UsageError("--method awq needs --data FILE; --method rtn uses none")
     use_plugins(load_settings(read_environment(), config_file, (), {}))
-    source, target = checkpoint_folder(src), Path(dst).expanduser()
+    source, target = checkpoint_folder(src), user_path(dst)
     plan = parse_plan(precision)
     texts = [] if data is None else _texts(source, data, tokens)
     print(summary(dst, _quantize(source, target, plan, texts, dtype, backend, name, quiet=quiet)))

@@ -20,6 +20,7 @@ from colibrid.config.load import BUILT_IN
 from colibrid.engine.library import Library
 from colibrid.errors import ConfigError
 from colibrid.ops.logging import configure
+from colibrid.paths import user_path
 from colibrid.tune.points import default_points, grid_points, most_per_token, shape_of
 from colibrid.tune.slo import parse_slo
 
@@ -145,7 +146,7 @@ def tune(
     pack = open_pack(resolved.path, check_files=settings.model.weights == "files")
     shape = shape_of(pack.manifest)
     points = default_points(shape) if grid is None else grid_points(grid, shape)
-    folder = Path(out).expanduser() if out is not None else Path(f"tune-{pack.manifest.name.replace('/', '-')}")
+    folder = user_path(out) if out is not None else Path(f"tune-{pack.manifest.name.replace('/', '-')}")
     order = _Order(
         data, task, slo, limits, concurrency, requests, output_tokens, tokens, answer_tokens, kl_tokens, layers,
         to_the_end, folder, resume, quiet,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -23,6 +22,7 @@ from colibrid.model.pack import is_pack, open_pack
 from colibrid.model.pack_model import PackModel
 from colibrid.model.source import CheckpointModel
 from colibrid.ops.logging import configure
+from colibrid.paths import user_path
 from colibrid.text.lines import read_lines
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def verify(
 
 def _source(against: str, stack: ExitStack) -> Weights:
     """The model to compare with."""
-    folder = Path(against).expanduser()
+    folder = user_path(against)
     if is_pack(folder):
         return PackModel(open_pack(folder))
     if not (folder / "config.json").is_file():

@@ -13,6 +13,7 @@ from colibrid.errors import ConfigError
 from colibrid.model.compare import Distance
 from colibrid.model.golden import GoldenDistance
 from colibrid.model.verify import Finding
+from colibrid.paths import user_path
 from colibrid.report.table import table_lines
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def write_json(path: str, found: Sequence[Verified]) -> None:
         print(text)
         return
     try:
-        Path(path).expanduser().write_text(text + "\n", encoding="utf-8")
+        user_path(path).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--json {path}: cannot be written: {error.strerror}") from None
 
@@ -142,7 +143,7 @@ def plot(path: str, found: Sequence[Verified]) -> None:
         axis.grid(alpha=0.3)
     figure.tight_layout()
     try:
-        figure.savefig(Path(path).expanduser(), dpi=120)
+        figure.savefig(user_path(path), dpi=120)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--plot {path}: cannot be written: {error}") from None
     finally:

@@ -17,6 +17,7 @@ from colibrid.model.golden import golden_distance, make_golden, read_golden, wri
 from colibrid.model.pack import open_pack
 from colibrid.model.pack_model import PackModel
 from colibrid.model.verify import damages
+from colibrid.paths import user_path
 from colibrid.text.lines import load_model_text, prompt_ids, token_ids
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Trial:
         self._lines = lines
         self._tokens = tokens
         self._quiet = quiet
-        self._pack = open_pack(Path(name).expanduser())
+        self._pack = open_pack(user_path(name))
         manifest = self._pack.manifest
         self.found = Verified(
             pack=name,

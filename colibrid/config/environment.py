@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from colibrid.paths import user_path
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -64,9 +66,9 @@ def _cache_dir(source: Mapping[str, str]) -> Path:
 
 def _hugging_face_hub(source: Mapping[str, str]) -> Path:
     if hub := source.get("HF_HUB_CACHE"):
-        return Path(hub).expanduser()
+        return user_path(hub)
     if home := source.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
+        return user_path(home) / "hub"
     return _user_cache(source) / "huggingface" / "hub"
 
 

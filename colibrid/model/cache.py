@@ -17,6 +17,7 @@ from colibrid.model.fingerprint import Dtype, fingerprint, pack_fingerprint
 from colibrid.model.pack import is_pack, open_pack
 from colibrid.model.pack_writer import PackExistsError
 from colibrid.model.precision import AS_IT_IS, Plan, parse_plan
+from colibrid.paths import user_path
 
 if TYPE_CHECKING:
     from colibrid.model.convert import Crc32c, Progress
@@ -93,7 +94,7 @@ def locate(model: str | None, hub_cache: Path) -> Located:
     """Finds a MODEL argument without writing anything. ModelError: it is not there, or not a model."""
     if model is None:
         return Located(BUNDLED_MODEL, BUNDLED_MODEL.name, is_pack=False)
-    path = Path(model).expanduser()
+    path = user_path(model)
     if path.is_dir():
         if is_pack(path):
             return Located(path, path.resolve().name.removesuffix(".colibri"), is_pack=True)

@@ -9,19 +9,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from codecs import BOM_UTF8
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from colibrid.errors import ConfigError, ModelError, RequestError
+from colibrid.paths import user_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from colibrid.text.model_text import ModelText, TextFileNames
 
 MAX_FILE_BYTES = 256 << 20
+_ROLES = ("system", "developer", "user", "assistant", "tool")  # as in a request to /v1/chat/completions
+_FORM = 'write lines like {"text": "..."}, {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -53,29 +57,32 @@ def read_lines(path: str, option: str) -> list[Line]:
 
 def read_data(path: str, option: str) -> bytes:
     """The whole file. ConfigError naming the option and the file."""
-    place = Path(path).expanduser()
+    place = user_path(path)
     try:
-        size = place.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ConfigError(f"{option} {path}: {size} bytes, at most {MAX_FILE_BYTES}; give a part of it")
-        return place.read_bytes()
+        with place.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{option} {path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{option} {path}: cannot be read: {error.strerror}; check the file") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{option} {path}: more than {MAX_FILE_BYTES} bytes; give a part of it")
+    return data
 
 
 def parse_lines(data: bytes, path: str, option: str) -> list[NumberedLine]:
     """Lines of any kind, empty ones left out. ConfigError naming the option, the file and the line that is no JSON."""
     lines = []
-    for number, line in enumerate(data.splitlines(), start=1):
+    for number, line in enumerate(data.removeprefix(BOM_UTF8).splitlines(), start=1):
         if not line.strip():
             continue
         try:
             found = msgspec.json.decode(line, type=Line)
+        except RecursionError:
+            raise ConfigError(f"{option} {path}, line {number}: nested too deeply; {_FORM}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{option} {path}, line {number}: {error}") from None
+            raise ConfigError(f"{option} {path}, line {number}: {error}; {_FORM}") from None
         lines.append(NumberedLine(number, found))
     if not lines:
-        raise ConfigError(f"{option} {path}: no lines in it")
+        raise ConfigError(f"{option} {path}: no lines in it; {_FORM}")
     return lines
 
 
@@ -113,8 +120,19 @@ def prompt_ids(line: Line, text: ModelText, *, generation: bool = True) -> list[
     """A conversation by the chat template; `generation`: up to where the answer begins."""
     if text.template is None:
         raise ConfigError('the model has no chat template, so lines with "messages" cannot be read; give "text"')
+    for place, message in enumerate(line.messages or []):
+        _check(message, f"messages[{place}]")
     try:
         rendered = text.template.render(line.messages or [], add_generation_prompt=generation)
     except RequestError as error:
         raise ConfigError(f"messages that the chat template refuses: {error}") from None
     return text.tokenizer.encode(rendered, add_special_tokens=False)
+
+
+def _check(message: dict[str, Any], where: str) -> None:
+    """ConfigError: no message of a chat; a template would pass over it in silence, and something else be measured."""
+    role, content = message.get("role"), message.get("content")
+    if role not in _ROLES:
+        raise ConfigError(f"{where}.role is {role!r:.60}; write one of {', '.join(_ROLES)}")
+    if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
+        raise ConfigError(f"{where}.content is {content!r:.60}; write a text, or a list of parts")

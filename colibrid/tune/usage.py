@@ -5,13 +5,13 @@ Counts are the engine's, one for each token that an expert computed; they are th
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from colibrid.errors import ConfigError
+from colibrid.paths import user_path
 from colibrid.tune.result import Struct
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ExpertReport(Struct, frozen=True, kw_only=True):
 
 def read_report(path: str, option: str) -> ExpertReport:
     """ConfigError naming the option, the file and what is wrong with it."""
-    place = Path(path).expanduser()
+    place = user_path(path)
     remedy = "write one with `colibrid experts report`"
     try:
         if place.stat().st_size > MAX_REPORT_BYTES:
