@@ -16,12 +16,15 @@ KEY = Key(
     data_sha256="ab",
     task="generate",
     device="cpu",
+    machine="a CPU",
     tokens=None,
     kl_tokens=2048,
     answer_tokens=128,
     concurrency=8,
     requests=64,
     output_tokens=64,
+    ids_sha256="ef",
+    service={"batch.slots": "8"},
 )
 
 

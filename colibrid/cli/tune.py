@@ -14,7 +14,7 @@ from colibrid import __version__
 from colibrid.cli.device import settled
 from colibrid.cli.options import engine_options, load_settings, use_plugins
 from colibrid.cli.progress import Progress
-from colibrid.cli.say import say
+from colibrid.cli.say import plain, say
 from colibrid.config.environment import read_environment
 from colibrid.config.load import BUILT_IN
 from colibrid.engine.library import Library
@@ -146,13 +146,18 @@ def tune(
     pack = open_pack(resolved.path, check_files=settings.model.weights == "files")
     shape = shape_of(pack.manifest)
     points = default_points(shape) if grid is None else grid_points(grid, shape)
-    folder = user_path(out) if out is not None else Path(f"tune-{pack.manifest.name.replace('/', '-')}")
+    folder = user_path(out) if out is not None else Path(_folder_name(pack.manifest.name))
     order = _Order(
         data, task, slo, limits, concurrency, requests, output_tokens, tokens, answer_tokens, kl_tokens, layers,
         to_the_end, folder, resume, quiet,
     )  # fmt: skip
     result = _run(_Ground(settings, library, pack, shape, points, order))
     return _write(result, shape, folder)
+
+
+def _folder_name(model: str) -> str:
+    """Of any model's name, which may hold anything."""
+    return f"tune-{''.join(one if one.isalnum() or one in '._-' else '-' for one in model[:100])}"
 
 
 def _quietly(loaded: Loaded) -> Settings:
@@ -182,6 +187,7 @@ def _run(ground: _Ground) -> Result:
         data = load_data(
             order.data, runner.text, order.task, context=context, most=order.tokens, longest_answer=order.answer_tokens
         )
+        _check_lengths(order, ground.points, context)
         forecast = Forecast((lambda *_: None) if order.quiet else bar)
         store = Store(order.folder, _key(ground, data), resume=order.resume)
         lab = EngineLab(runner, data, ground.points, _load(order, ground.settings), order.kl_tokens, forecast)
@@ -191,6 +197,23 @@ def _run(ground: _Ground) -> Result:
         finally:
             bar.close()
     return _result(ground, data, tried, layers)
+
+
+def _check_lengths(order: _Order, points: Sequence[Point], context: int) -> None:
+    """ConfigError: what is to be generated fits no context, or no reader, which would be found out after hours only."""
+    from colibrid.engine.channel import RESULT_RECORDS  # noqa: PLC0415
+
+    if order.task == "generate" and order.output_tokens >= context:
+        raise ConfigError(
+            f"--output-tokens is {order.output_tokens}, and the context of {context} leaves no room for a prompt; lower it, or "
+            "raise model.max_seq_len"
+        )
+    limited = any(point.max_tokens_per_expert is not None for point in points)
+    if limited and order.task == "generate" and min(order.answer_tokens, context) > RESULT_RECORDS:
+        raise ConfigError(
+            f"--answer-tokens is {order.answer_tokens}, and at most {RESULT_RECORDS} where --grid has max_tokens_per_expert, "
+            "as answers depend on the batch there; lower it"
+        )
 
 
 def _search(
@@ -204,7 +227,7 @@ def _search(
     from colibrid.tune.store import Layers  # noqa: PLC0415
 
     own = ground.points[0]
-    layers = store.layers
+    layers = store.layers(ground.shape)
     looking = layers is None and ground.order.layers and ground.shape.own_most > 0
     if looking:
         forecast.plan(LAYERS, 1)
@@ -230,8 +253,6 @@ def _search(
 
 
 def _result(ground: _Ground, data: Data, tried: Sequence[Tried], layers: Layers) -> Result:
-    from colibrid.cli.bench_report import machine_name  # noqa: PLC0415
-    from colibrid.engine.host_cpus import host_cpus  # noqa: PLC0415
     from colibrid.tune.choose import choose, front  # noqa: PLC0415
     from colibrid.tune.profile import pack_identity  # noqa: PLC0415
     from colibrid.tune.result import Result  # noqa: PLC0415
@@ -243,7 +264,7 @@ def _result(ground: _Ground, data: Data, tried: Sequence[Tried], layers: Layers)
         model=ground.pack.manifest.name,
         pack=pack_identity(ground.pack.manifest),
         device=_device(ground),
-        machine=machine_name(host_cpus().auto_threads),
+        machine=_machine(),
         data=data.name,
         data_sha256=data.sha256,
         task=order.task,
@@ -259,7 +280,9 @@ def _result(ground: _Ground, data: Data, tried: Sequence[Tried], layers: Layers)
 
 def _key(ground: _Ground, data: Data) -> Key:
     from colibrid.tune.profile import pack_identity  # noqa: PLC0415
-    from colibrid.tune.store import Key  # noqa: PLC0415
+    from colibrid.tune.result import Point  # noqa: PLC0415
+    from colibrid.tune.runner import serving  # noqa: PLC0415
+    from colibrid.tune.store import Key, service_settings  # noqa: PLC0415
 
     order = ground.order
     load = _load(order, ground.settings)
@@ -269,12 +292,15 @@ def _key(ground: _Ground, data: Data) -> Key:
         data_sha256=data.sha256,
         task=order.task,
         device=_device(ground),
+        machine=_machine(),
         tokens=order.tokens,
         kl_tokens=order.kl_tokens,
         answer_tokens=order.answer_tokens,
         concurrency=load.concurrency,
         requests=load.requests,
         output_tokens=load.output_tokens,
+        ids_sha256=data.ids_sha256,
+        service=service_settings(serving(ground.settings, Point())),
     )
 
 
@@ -295,25 +321,34 @@ def _device(ground: _Ground) -> str:
     return device_name(make_spec(ground.settings, str(ground.pack.path), ground.pack.manifest))
 
 
+def _machine() -> str:
+    from colibrid.cli.bench_report import machine_name  # noqa: PLC0415
+    from colibrid.engine.host_cpus import host_cpus  # noqa: PLC0415
+
+    return machine_name(host_cpus().auto_threads)
+
+
 def _write(result: Result, shape: Shape, folder: Path) -> int:
     from colibrid.cli.tune_table import table  # noqa: PLC0415
-    from colibrid.tune.files import replace_file  # noqa: PLC0415
+    from colibrid.tune.files import remove_file, replace_file  # noqa: PLC0415
     from colibrid.tune.profile import write_profile  # noqa: PLC0415
     from colibrid.tune.report import write_report  # noqa: PLC0415
 
-    for line in table(result):
-        print(line)
-    print(result.reason)
-    replace_file(folder / "result.json", msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
     profile = folder / "profile.yaml"
-    if result.chosen is None:
-        profile.unlink(missing_ok=True)  # of an earlier run with other limits
-    else:
-        write_profile(result, shape, profile)
-        print(f"{profile}: serve with `colibrid serve MODEL --profile {profile}`")
+    try:
+        replace_file(folder / "result.json", msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+        if result.chosen is None:
+            remove_file(profile)  # of an earlier run with other limits
+        else:
+            write_profile(result, shape, profile)
+    finally:  # what was found is told, whatever becomes of the files
+        for line in (*table(result), result.reason):
+            print(plain(line))
+    if result.chosen is not None:
+        print(plain(f"{profile}: serve with `colibrid serve MODEL --profile {profile}`"))
     try:
         for path in write_report(result, folder):
-            print(path)
+            print(plain(str(path)))
     except ConfigError as error:  # a run is not lost for a picture
-        say(f"colibrid: {error}\n", sys.stderr)
+        say(f"colibrid: {plain(str(error))}\n", sys.stderr)
     return EXIT_NOTHING if result.chosen is None else 0

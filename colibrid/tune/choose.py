@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 ALIKE = 0.001  # as a share: figures of quality that near are a tie
 AS_FAST = 0.02  # as a share: speeds that near are a tie, two runs of one setting differ as much
-_FIGURES = ("loss", "kl", "cosine", "exact")  # what stands for quality, the first that was measured
+_FIGURES = ("loss", "kl", "cosine", "exact", "same")  # what stands for quality, the first that was measured
+_SEARCHED = ("loss", "kl", "cosine")
 
 
 class Choice(NamedTuple):
@@ -84,7 +85,7 @@ def choose(tried: Sequence[Tried], limits: Sequence[Limit]) -> Choice:
 
 def uniform_best(tried: Sequence[Tried]) -> Point | None:
     """Where a search of a number for each layer begins: the best number for all of them. None: that is one expert, of
-    which none can be left out.
+    which none can be left out, or the data has nothing that a search could measure, which knows no answers.
     """
     figure = quality_figure(tried)
     same = [
@@ -94,7 +95,7 @@ def uniform_best(tried: Sequence[Tried]) -> Point | None:
         and not isinstance(one.point.per_token, tuple)
         and one.point == Point(per_token=one.point.per_token)
     ]
-    if figure is None or not same:
+    if figure not in _SEARCHED or not same:
         return None
     best = min(badness(one.quality, figure) for one in same)
     ties = [one for one in same if badness(one.quality, figure) <= best + ALIKE * abs(best)]

@@ -14,6 +14,7 @@ Each line may name its "task", of which `colibrid experts report` gives figures 
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,14 @@ class Data(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(item.ids) + len(item.prompt or ()) for item in self.items)
 
     @property
+    def ids_sha256(self) -> str:
+        """Of what the lines are to the model: another tokenizer or template makes other ids of the same file."""
+        digest = hashlib.sha256()
+        for item in self.items:
+            digest.update(msgspec.json.encode(item))
+        return digest.hexdigest()
+
+    @property
     def scored(self) -> tuple[Item, ...]:
         """Items with a likelihood."""
         return tuple(item for item in self.items if item.scored)
@@ -106,7 +115,7 @@ def load_data(
     if not any(item.prompt is not None or item.scored or task == "embed" for item in items):
         raise ConfigError(f"{option} {', '.join(paths)}: nothing in it can be scored or answered; give longer texts")
     return Data(
-        name=", ".join(Path(path).name for path in paths),
+        name=", ".join(os.fsencode(Path(path).name).decode("utf-8", "backslashreplace") for path in paths),
         sha256=sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest(),
         task=task,
         items=tuple(items),

@@ -11,6 +11,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def remove_file(path: Path) -> None:
+    """Harmless if it is not there. ConfigError: it cannot be removed."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be removed: {error.strerror}; choose another folder with --out") from error
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Writes `path` anew in one step. ConfigError: it cannot be written."""
     part = path.with_name(f".{path.name}.{os.getpid()}")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from colibrid.tune.result import Cost, Quality, Result, Tried
 
 _DIGITS = 16
+_MOST_NAME = 256  # characters, of a profile's pack: line
 _WIDTH = 118
 
 
@@ -43,7 +44,7 @@ def pack_identity(manifest: Manifest) -> str:
         digest.update(msgspec.json.encode(part))
     for file in manifest.files:
         digest.update(msgspec.json.encode((file.name, file.bytes, file.sections, file.sha256)))
-    return f"{manifest.name}@{digest.hexdigest()[:_DIGITS]}"
+    return f"{manifest.name[:_MOST_NAME]}@{digest.hexdigest()[:_DIGITS]}"
 
 
 def check_pack(profile: Profile, manifest: Manifest) -> None:

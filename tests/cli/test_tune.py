@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +208,11 @@ def test_limits_on_what_experts_take_and_slots(bundled_pack: Pack, data: str, tm
         (("--slo", "cosine>0.5"), "no figure 'cosine'"),
         (("--grid", "per_token=99"), "--grid"),
         (("--data", "/nonexistent.jsonl"), "No such file"),
+        (("--output-tokens", "2048"), "--output-tokens is 2048, and the context of 2048 leaves no room for a prompt"),
+        (
+            ("--grid", "max_tokens_per_expert=4", "--answer-tokens", "200"),
+            "--answer-tokens is 200, and at most 128 where --grid has max_tokens_per_expert",
+        ),
     ],
 )
 def test_mistakes_are_told_before_anything_is_made(
@@ -222,6 +228,30 @@ def test_mistakes_are_told_before_anything_is_made(
     assert run(["tune", str(bundled_pack.path), "--data", data, "--out", str(folder), *SMALL, *options]) == 78
     assert said in capsys.readouterr().err
     assert not folder.exists()
+
+
+def test_prompts_of_a_token_and_a_name_that_is_no_text(bundled_pack: Pack, tmp_path: Path) -> None:
+    """Nothing has a likelihood then, so answers decide; and what a file is called breaks nothing."""
+    place = tmp_path / os.fsdecode(b"\xff\x1b[31m<s>.jsonl")
+    place.write_text('{"prompt": "a"}\n{"prompt": "b", "answer": ""}\n', encoding="utf-8")
+    code, found = tuned(bundled_pack, str(place), tmp_path / "run", "--grid", "per_token=1,2,3")
+    assert code == 0
+    assert found.chosen is not None
+    assert found.data == "\\xff\x1b[31m<s>.jsonl"
+    assert "<s>" not in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert read_profile(tmp_path / "run" / "profile.yaml").pack == pack_identity(bundled_pack.manifest)
+
+
+def test_what_was_found_is_told_though_it_cannot_be_written(
+    bundled_pack: Pack, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table of a finished run is not lost for a file that is in the way."""
+    (tmp_path / "run" / "result.json").mkdir(parents=True)
+    options = (*SMALL, "--grid", "per_token=2", "--no-layers")
+    assert run(["tune", str(bundled_pack.path), "--data", data, "--out", str(tmp_path / "run"), *options]) == 78
+    shown = capsys.readouterr()
+    assert "the model's own setting has the best" in shown.out
+    assert "result.json cannot be written: Is a directory" in shown.err
 
 
 def test_table_shows_what_was_measured() -> None:
