@@ -11,16 +11,14 @@ import msgspec
 from colibrid import __version__
 from colibrid.cli.device import settled
 from colibrid.cli.models import resolve_model
-from colibrid.cli.options import engine_options, load_settings, use_plugins
+from colibrid.cli.options import engine_options, load_settings, quietly, use_plugins
 from colibrid.cli.progress import Progress
 from colibrid.config.environment import read_environment
-from colibrid.config.load import BUILT_IN
 from colibrid.config.sizes import format_bytes
 from colibrid.engine.library import Library
 from colibrid.errors import ConfigError, ModelError
 from colibrid.model.formats import format_of
 from colibrid.model.pack import open_pack
-from colibrid.ops.logging import configure
 from colibrid.paths import user_path
 from colibrid.report.table import table_lines
 from colibrid.text.lines import parse_lines, read_data
@@ -117,13 +115,8 @@ def report(
     environment = read_environment()
     loaded = load_settings(environment, config_file, sets, given)
     use_plugins(loaded)
-    settings = loaded.settings
-    if loaded.origins["logging.level"] == BUILT_IN:  # the table is the output
-        quietly = msgspec.structs.replace(settings.logging, level="warning")
-        settings = msgspec.structs.replace(settings, logging=quietly)
-    configure(settings.logging)
     library = Library()
-    settings = settled(settings, model, environment, library)
+    settings = settled(quietly(loaded), model, environment, library)
     pack = open_pack(resolve_model(model, settings, environment, library).path)
     found = _survey(library, settings, pack, _Order(data, task, tokens, answer_tokens, cold, quiet))
     for line in lines(found):

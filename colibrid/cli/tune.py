@@ -12,14 +12,12 @@ import msgspec
 
 from colibrid import __version__
 from colibrid.cli.device import settled
-from colibrid.cli.options import engine_options, load_settings, use_plugins
+from colibrid.cli.options import engine_options, load_settings, quietly, use_plugins
 from colibrid.cli.progress import Progress
 from colibrid.cli.say import plain, say
 from colibrid.config.environment import read_environment
-from colibrid.config.load import BUILT_IN
 from colibrid.engine.library import Library
 from colibrid.errors import ConfigError
-from colibrid.ops.logging import configure
 from colibrid.paths import user_path
 from colibrid.tune.points import default_points, grid_points, most_per_token, shape_of
 from colibrid.tune.slo import parse_slo
@@ -27,7 +25,6 @@ from colibrid.tune.slo import parse_slo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from colibrid.config.load import Loaded
     from colibrid.config.settings import Settings
     from colibrid.model.pack import Pack
     from colibrid.tune.cost import Load
@@ -134,7 +131,7 @@ def tune(
     environment = read_environment()
     loaded = load_settings(environment, config_file, sets, given)
     use_plugins(loaded)
-    settings = _quietly(loaded)
+    settings = quietly(loaded)
 
     # Only now: mistakes above are told without all that.
     from colibrid.cli.models import resolve_model  # noqa: PLC0415
@@ -148,9 +145,22 @@ def tune(
     points = default_points(shape) if grid is None else grid_points(grid, shape)
     folder = user_path(out) if out is not None else Path(_folder_name(pack.manifest.name))
     order = _Order(
-        data, task, slo, limits, concurrency, requests, output_tokens, tokens, answer_tokens, kl_tokens, layers,
-        to_the_end, folder, resume, quiet,
-    )  # fmt: skip
+        data=data,
+        task=task,
+        slo=slo,
+        limits=limits,
+        concurrency=concurrency,
+        requests=requests,
+        output_tokens=output_tokens,
+        tokens=tokens,
+        answer_tokens=answer_tokens,
+        kl_tokens=kl_tokens,
+        layers=layers,
+        to_the_end=to_the_end,
+        folder=folder,
+        resume=resume,
+        quiet=quiet,
+    )
     result = _run(_Ground(settings, library, pack, shape, points, order))
     return _write(result, shape, folder)
 
@@ -158,16 +168,6 @@ def tune(
 def _folder_name(model: str) -> str:
     """Of any model's name, which may hold anything."""
     return f"tune-{''.join(one if one.isalnum() or one in '._-' else '-' for one in model[:100])}"
-
-
-def _quietly(loaded: Loaded) -> Settings:
-    """The table is the output: without a level in the configuration only warnings are logged."""
-    settings = loaded.settings
-    if loaded.origins["logging.level"] == BUILT_IN:
-        quietly = msgspec.structs.replace(settings.logging, level="warning")
-        settings = msgspec.structs.replace(settings, logging=quietly)
-    configure(settings.logging)
-    return settings
 
 
 def _run(ground: _Ground) -> Result:

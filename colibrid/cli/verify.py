@@ -6,22 +6,19 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from colibrid.cli.device import settled
 from colibrid.cli.numbers import NumberRange
-from colibrid.cli.options import engine_options, load_settings, use_plugins
+from colibrid.cli.options import engine_options, load_settings, quietly, use_plugins
 from colibrid.cli.verify_report import details, plot, table, write_json
 from colibrid.cli.verify_trial import MAX_KL, Trial
 from colibrid.config.environment import read_environment
-from colibrid.config.load import BUILT_IN
 from colibrid.engine.library import Library
 from colibrid.errors import ConfigError, ModelError
 from colibrid.model.checkpoint import Checkpoint
 from colibrid.model.pack import is_pack, open_pack
 from colibrid.model.pack_model import PackModel
 from colibrid.model.source import CheckpointModel
-from colibrid.ops.logging import configure
 from colibrid.paths import user_path
 from colibrid.text.lines import read_lines
 
@@ -82,11 +79,7 @@ def verify(
     environment = read_environment()
     loaded = load_settings(environment, config_file, sets, given)
     use_plugins(loaded)
-    settings = loaded.settings
-    if loaded.origins["logging.level"] == BUILT_IN:  # the table is the output
-        quietly = msgspec.structs.replace(settings.logging, level="warning")
-        settings = msgspec.structs.replace(settings, logging=quietly)
-    configure(settings.logging)
+    settings = quietly(loaded)
     found = []
     with ExitStack() as stack:
         source = None if against is None else _source(against, stack)
