@@ -16,6 +16,7 @@ import msgspec
 
 from colibrid.config.values import shorten
 from colibrid.errors import ConfigError
+from colibrid.paths import read_bounded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,13 +146,7 @@ _LINE = msgspec.json.Decoder(TraceLine)
 
 def read_trace(path: Path) -> Trace:
     """ConfigError with the number of the line."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_TRACE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"--trace {path} cannot be read: {error.strerror}; check the file") from error
-    if len(data) > _MAX_TRACE_BYTES:
-        raise ConfigError(f"--trace {path} is larger than {_MAX_TRACE_BYTES} bytes; cut it")
+    data = read_bounded(path, _MAX_TRACE_BYTES, f"--trace {path}", "give another file, or a part of it")
     lines: list[TraceLine] = []
     for number, text in enumerate(data.removeprefix(BOM_UTF8).splitlines(), start=1):
         if text.strip():

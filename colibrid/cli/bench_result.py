@@ -12,6 +12,7 @@ from colibrid import __version__
 from colibrid.cli.bench_load import HttpLoad
 from colibrid.cli.bench_slo import keeps, parse_slo
 from colibrid.errors import ConfigError
+from colibrid.paths import read_bounded
 from colibrid.report.percentiles import Spread, spread
 
 if TYPE_CHECKING:
@@ -165,15 +166,7 @@ def good_ones(samples: Sequence[Sample], slo: str, *, stream: bool) -> list[bool
 
 def read_report(path: Path) -> HttpReport:
     """ConfigError: no report, or one of another version."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_REPORT_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}; check the file") from error
-    if len(data) > _MAX_REPORT_BYTES:
-        raise ConfigError(
-            f"{path} is larger than {_MAX_REPORT_BYTES} bytes, so no report of `bench http`; give another file"
-        )
+    data = read_bounded(path, _MAX_REPORT_BYTES, str(path), "give a report of `bench http`")
     try:
         report = msgspec.json.decode(data, type=HttpReport)
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from colibrid.errors import ConfigError, ModelError, RequestError
-from colibrid.paths import user_path
+from colibrid.paths import read_bounded, user_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,15 +57,7 @@ def read_lines(path: str, option: str) -> list[Line]:
 
 def read_data(path: str, option: str) -> bytes:
     """The whole file. ConfigError naming the option and the file."""
-    place = user_path(path)
-    try:
-        with place.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{option} {path}: cannot be read: {error.strerror}; check the file") from None
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{option} {path}: more than {MAX_FILE_BYTES} bytes; give a part of it")
-    return data
+    return read_bounded(user_path(path), MAX_FILE_BYTES, f"{option} {path}", "give another file, or a part of it")
 
 
 def parse_lines(data: bytes, path: str, option: str) -> list[NumberedLine]:

@@ -14,6 +14,7 @@ import msgspec
 
 from colibrid.config.settings import Settings
 from colibrid.errors import ConfigError
+from colibrid.paths import read_bounded
 from colibrid.tune.files import replace_file
 from colibrid.tune.result import LayerStats, Point, Struct, Task, Tried
 
@@ -194,13 +195,8 @@ def _text(value: Any) -> bytes:
 
 
 def _read(path: Path, kind: type[_S], remedy: str = _AGAIN) -> _S:
+    data = read_bounded(path, _MAX_BYTES, str(path), remedy)
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise ConfigError(f"{path}: larger than {_MAX_BYTES} bytes, so no file of a run; {remedy}")
         return msgspec.json.decode(data, type=kind)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; {remedy}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}; {remedy}") from None

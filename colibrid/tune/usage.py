@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from colibrid.errors import ConfigError
-from colibrid.paths import user_path
+from colibrid.paths import read_bounded, user_path
 from colibrid.tune.result import Struct
 
 if TYPE_CHECKING:
@@ -84,14 +84,10 @@ class ExpertReport(Struct, frozen=True, kw_only=True):
 
 def read_report(path: str, option: str) -> ExpertReport:
     """ConfigError naming the option, the file and what is wrong with it."""
-    place = user_path(path)
     remedy = "write one with `colibrid experts report`"
+    data = read_bounded(user_path(path), MAX_REPORT_BYTES, f"{option} {path}", remedy)
     try:
-        if place.stat().st_size > MAX_REPORT_BYTES:
-            raise ConfigError(f"{option} {path}: more than {MAX_REPORT_BYTES} bytes, so not a report; {remedy}")
-        report = msgspec.json.decode(place.read_bytes(), type=ExpertReport)
-    except OSError as error:
-        raise ConfigError(f"{option} {path}: cannot be read: {error.strerror}; {remedy}") from None
+        report = msgspec.json.decode(data, type=ExpertReport)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option} {path}: {error}; {remedy}") from None
     for use in report.layers:

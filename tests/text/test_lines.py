@@ -93,7 +93,7 @@ def test_messages_that_a_template_would_pass_over_are_named(
 def test_a_device_without_an_end_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its size is 0, so what is read is bounded, too."""
     monkeypatch.setattr("colibrid.text.lines.MAX_FILE_BYTES", 1000)
-    with pytest.raises(ConfigError, match="--data /dev/zero: more than 1000 bytes; give a part of it"):
+    with pytest.raises(ConfigError, match="--data /dev/zero: more than 1000 bytes; give another file, or a part of it"):
         read_data("/dev/zero", "--data")
 
 
