@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import click
 import msgspec
 
 from colibrid.cli.numbers import NumberRange
+from colibrid.cli.output import check_outputs, write_output
 from colibrid.cli.say import plain
 from colibrid.errors import ConfigError
 
@@ -90,7 +90,7 @@ def http(
     from colibrid.cli.bench_page import report_page  # noqa: PLC0415
     from colibrid.cli.bench_report import http_lines  # noqa: PLC0415
 
-    _places(out, html)
+    check_outputs(out, html)
     given["fields"] = _fields(fields)
     given["api_key"] = _first_key(api_key_file) if api_key_file else None
     load, trace = _load(trace_file, given)
@@ -98,9 +98,9 @@ def http(
     data = msgspec.json.encode(report)
     try:
         if out is not None:
-            _write(out, data + b"\n")
+            write_output(out, data + b"\n")
         if html is not None:
-            _write(html, report_page(report).encode())
+            write_output(html, report_page(report).encode())
     finally:  # what was measured is shown, whatever becomes of the files
         if as_json:
             print(msgspec.json.format(data, indent=1).decode())
@@ -129,11 +129,11 @@ def compare(*, first: str, second: str, slo: str | None, resamples: int, as_json
     from colibrid.cli.bench_page import comparison_page  # noqa: PLC0415
     from colibrid.cli.bench_report import compare_lines  # noqa: PLC0415
 
-    _places(html)
+    check_outputs(html)
     sides = _reports(first), _reports(second)
     found = bench_intervals.compare(*sides, slo=slo, resamples=resamples)
     if html is not None:
-        _write(html, comparison_page(found, (first, second), sides).encode())
+        write_output(html, comparison_page(found, (first, second), sides).encode())
     if as_json:
         print(json.dumps(msgspec.to_builtins(found), indent=2))
     else:
@@ -209,22 +209,6 @@ def _fields(texts: Iterable[str]) -> dict[str, Any]:
         if not equals or not name:
             raise ConfigError(f"--field {text!r}: write it as name=JSON, e.g. cache_prompt=false or user='\"me\"'")
     return fields
-
-
-def _places(*paths: Path | None) -> None:
-    """Before a run, whose numbers would be lost."""
-    for path in filter(None, paths):
-        if path.parent.is_dir() and not os.access(path.parent, os.W_OK):
-            raise ConfigError(f"{path} cannot be written: no permission in {path.parent}; choose another place")
-        if not path.parent.is_dir():
-            raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it")
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; choose another place") from error
 
 
 def _print(lines: Iterable[str]) -> None:

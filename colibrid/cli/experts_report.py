@@ -12,6 +12,7 @@ from colibrid import __version__
 from colibrid.cli.device import settled
 from colibrid.cli.models import resolve_model
 from colibrid.cli.options import engine_options, load_settings, quietly, use_plugins
+from colibrid.cli.output import check_outputs, write_output
 from colibrid.cli.progress import Progress
 from colibrid.config.environment import read_environment
 from colibrid.config.sizes import format_bytes
@@ -31,7 +32,6 @@ from colibrid.tune.usage import ExpertReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from colibrid.config.settings import Settings
     from colibrid.model.formats import Format
@@ -109,7 +109,8 @@ def report(
         cold = format_of(cold_format.lower())
     except ModelError as error:
         raise ConfigError(f"--cold-format: {error}") from None
-    place = None if out is None else _writable(out)
+    place = None if out is None else user_path(out)
+    check_outputs(place)
     for path in data:  # told before the engine loads; what the model makes of it, later
         parse_lines(read_data(path, "--data"), path, "--data")
     environment = read_environment()
@@ -122,15 +123,7 @@ def report(
     for line in lines(found):
         print(line)
     if place is not None:
-        place.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-
-
-def _writable(out: str) -> Path:
-    """ConfigError: the folder is not there; told before the work, not after it."""
-    place = user_path(out)
-    if not place.resolve().parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {place.resolve().parent}; make it, or name another file")
-    return place
+        write_output(place, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 def _survey(library: Library, settings: Settings, pack: Pack, order: _Order) -> ExpertReport:

@@ -177,7 +177,7 @@ def test_packs_and_random_weights_have_no_cold_experts(
     ("arguments", "text"),
     [
         (["--cold-format", "int5"], "--cold-format: format 'int5' is not known"),
-        (["--out", "no/such/folder/r.json"], "--out no/such/folder/r.json: there is no folder"),
+        (["--out", "no/such/folder/r.json"], "no/such/folder/r.json cannot be written: there is no folder no/such/folder"),
         (["--data", "nowhere.jsonl"], "--data nowhere.jsonl: cannot be read"),
     ],
 )
