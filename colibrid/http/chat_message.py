@@ -24,7 +24,7 @@ _SHORT = string.ascii_letters + string.digits
 class MessageWriter:
     """Collects what is new, in order; `take_deltas` or, for all at once, `whole`."""
 
-    __slots__ = ("_calls", "_events", "_reasons", "_short_ids", "chars")
+    __slots__ = ("_calls", "_events", "_reasons", "_short_ids")
 
     def __init__(self, *, reasons: bool, short_ids: bool) -> None:
         """`reasons`: the message has reasoning_content; `short_ids`: ids of calls have nine characters."""
@@ -32,15 +32,17 @@ class MessageWriter:
         self._short_ids = short_ids
         self._events: list[Event] = []
         self._calls = 0  # written so far
-        self.chars = 0  # that wait to be taken
 
     def add(self, events: Iterable[Event]) -> None:
         """Adds what is new."""
-        for event in events:
-            self._events.append(event)
-            self.chars += _EVENT_CHARS if isinstance(event, CallStart) else len(event.text)
+        self._events += events
         if len(self._events) >= _MANY:
             self._events = _joined(self._events)
+
+    @property
+    def chars(self) -> int:
+        """That wait to be taken, about."""
+        return sum(_EVENT_CHARS if isinstance(event, CallStart) else len(event.text) for event in self._events)
 
     def __bool__(self) -> bool:
         """True iff there is something to take."""
@@ -49,7 +51,7 @@ class MessageWriter:
     def take_deltas(self) -> list[bytes]:
         """Deltas of what was added since the last time: neighbours of one kind joined, a call's name on its own."""
         deltas = [self._delta(event) for event in _joined(self._events)]
-        self._events, self.chars = [], 0
+        self._events = []
         return deltas
 
     def _delta(self, event: Event) -> bytes:
@@ -91,8 +93,10 @@ class MessageWriter:
         return found
 
 
-def _joined(events: Iterable[Event]) -> list[Event]:
+def _joined(events: list[Event]) -> list[Event]:
     """Neighbours of one kind as one."""
+    if len(events) == 1:
+        return events
     joined: list[Event] = []
     run: list[str] = []
     for event in events:
