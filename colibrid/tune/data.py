@@ -123,7 +123,7 @@ def load_data(
     )
 
 
-def spread(items: Sequence[Item], most: int) -> tuple[Item, ...]:
+def evenly(items: Sequence[Item], most: int) -> tuple[Item, ...]:
     """Some of the items, evenly from all of them and in their order, of at most so many ids; the last may be cut."""
     total = sum(len(item.ids) for item in items)
     step = max(1, -(-total // max(most, 1)))

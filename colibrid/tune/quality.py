@@ -23,7 +23,7 @@ from colibrid.model.divergence import Text, divergences
 from colibrid.model.floats import Array
 from colibrid.model.forward import Routing
 from colibrid.model.pack_model import PackModel
-from colibrid.tune.data import Data, spread
+from colibrid.tune.data import Data, evenly
 from colibrid.tune.progress import silent
 from colibrid.tune.result import Point, Quality
 from colibrid.tune.runner import answer_request, embed_request, policy_of, score_request
@@ -85,7 +85,7 @@ class Divergence:
     def __init__(self, pack: Pack, items: Sequence[Item], most: int) -> None:
         """items: of which at most so many tokens are read."""
         self._weights = PackModel(pack)
-        some = spread(items, most) or (msgspec.structs.replace(items[0], ids=items[0].ids[:most]),)
+        some = evenly(items, most) or (msgspec.structs.replace(items[0], ids=items[0].ids[:most]),)
         self._texts = [Text(item.ids, item.first) for item in some]
         self._known: dict[Routing, float] = {}
         self.positions = 0
@@ -125,7 +125,7 @@ class Base:
     def part(self, runner: Runner, most: int) -> Base:
         """The same of a part of the data, of at most so many tokens, without answers."""
         items = self.data.items if self.data.task == "embed" else self.data.scored
-        some = tuple(msgspec.structs.replace(item, prompt=None) for item in spread(items, most) or items[:1])
+        some = tuple(msgspec.structs.replace(item, prompt=None) for item in evenly(items, most) or items[:1])
         return _base(runner, msgspec.structs.replace(self.data, items=some), self.divergence, silent)
 
     def cosine(self, found: Read) -> float:

@@ -11,7 +11,7 @@ from colibrid.errors import ConfigError
 from colibrid.model.cache import BUNDLED_MODEL
 from colibrid.model.checkpoint import read_json, text_files
 from colibrid.text.lines import load_model_text
-from colibrid.tune.data import Item, load_data, spread
+from colibrid.tune.data import Item, evenly, load_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,9 +118,9 @@ def test_wrong_lines_are_named(content: str, task: str, words: str, text: ModelT
 def test_a_part_is_spread_over_all() -> None:
     """Evenly, in order, of no more ids than asked for, and never without a token to score."""
     items = [Item(file=0, line=line, ids=tuple(range(10)), first=2) for line in range(10)]
-    assert [item.line for item in spread(items, 50)] == [0, 2, 4, 6, 8]
-    assert spread(items, 1000) == tuple(items)
-    cut = spread(items, 15)
+    assert [item.line for item in evenly(items, 50)] == [0, 2, 4, 6, 8]
+    assert evenly(items, 1000) == tuple(items)
+    cut = evenly(items, 15)
     assert [len(item.ids) for item in cut] == [10, 5]
-    assert spread(items, 2) == ()
-    assert [len(item.ids) for item in spread(items, 12)] == [10]
+    assert evenly(items, 2) == ()
+    assert [len(item.ids) for item in evenly(items, 12)] == [10]
