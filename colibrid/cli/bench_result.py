@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = 1
+MOST_PROBLEMS = 5  # that a report tells
 _MAX_REPORT_BYTES = 512 << 20
 
 
@@ -97,7 +98,7 @@ class HttpReport(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome:
     """Counts up while a load runs."""
 
-    def __init__(self, most_problems: int = 5) -> None:
+    def __init__(self) -> None:
         self.samples: list[Sample] = []
         self.refused = 0
         self.failed = 0
@@ -106,7 +107,6 @@ class Outcome:
         self.most_in_flight = 0
         self.elapsed_s = 0.0
         self._problems: Counter[str] = Counter()
-        self._most_problems = most_problems
 
     @property
     def problems(self) -> list[str]:
@@ -115,7 +115,7 @@ class Outcome:
 
     def fail(self, problem: str) -> None:
         self.failed += 1
-        if problem in self._problems or len(self._problems) < self._most_problems:
+        if problem in self._problems or len(self._problems) < MOST_PROBLEMS:
             self._problems[problem] += 1
 
     def begin(self) -> None:

@@ -53,16 +53,15 @@ def layer_stats(
     *,
     tokens: int = LAYER_TOKENS,
     progress: Progress = silent,
-    kl_progress: Progress = silent,
 ) -> tuple[LayerStats, ...]:
     """Of each layer with experts: load over all of the data, the cut on at most so many tokens of it.
 
-    progress counts layers that are cut, kl_progress those of the model that KL comes from.
+    progress counts layers that are cut.
     """
     cuts = cut_points(runner.manifest)
     part = base.part(runner, tokens)
     if part.data.task != "embed":
-        base.divergence.add(cuts.values(), kl_progress)
+        base.divergence.add(cuts.values())
     found = []
     for index, layer in enumerate(runner.manifest.layers):
         if not layer.experts:
@@ -89,17 +88,15 @@ def search(
     start: Point,
     *,
     tokens: int = LAYER_TOKENS,
-    tries: int | None = None,
-    most: int = CANDIDATES,
     progress: Progress = silent,
 ) -> list[Point]:
     """Points with a number for each layer, the largest numbers first; `start` has one number for all.
 
-    Of all steps of the search those after which the next expert hurts most, at most so many. tries: points that are
-    measured at most; progress counts them. Nothing where all layers are alike in every step.
+    Of all steps of the search those after which the next expert hurts most. progress counts points that are measured.
+    Nothing where all layers are alike in every step.
     """
     part = base.part(runner, tokens)
-    tries = tries or TRIES * sum(bool(layer.experts) for layer in runner.manifest.layers)
+    tries = TRIES * sum(bool(layer.experts) for layer in runner.manifest.layers)
     done = 0
 
     def harm(wanted: tuple[int, ...]) -> float:
@@ -112,7 +109,7 @@ def search(
     hurts = [after - before for (_, before), (_, after) in itertools.pairwise(steps)]
     mixed = [place for place in range(1, len(steps)) if len({wanted for wanted in steps[place][0] if wanted}) > 1]
     hurts.append(float("-inf"))  # nothing is known of what follows the last step
-    chosen = sorted(sorted(mixed, key=lambda place: -hurts[place])[:most])
+    chosen = sorted(sorted(mixed, key=lambda place: -hurts[place])[:CANDIDATES])
     return [msgspec.structs.replace(start, per_token=steps[place][0]) for place in chosen]
 
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from bench_runs import FORM, make_load, make_report
 
-from colibrid.cli.bench_result import Outcome, Sample, read_report, summarise
+from colibrid.cli.bench_result import MOST_PROBLEMS, Outcome, Sample, read_report, summarise
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,11 +52,12 @@ def test_goodput_counts_what_was_to_be_answered(rate: float | None, share: float
 
 def test_problems_are_counted_by_kind_and_bounded() -> None:
     """The first different ones with how often each came; many kinds do not fill the report."""
-    outcome = Outcome(most_problems=2)
-    for problem in ("a", "b", "a", "c", "a"):
-        outcome.fail(problem)
-    assert outcome.problems == ["a (3 times)", "b"]
-    assert outcome.failed == 5
+    outcome = Outcome()
+    for number in range(9):
+        outcome.fail("a")
+        outcome.fail(f"b{number}")
+    assert outcome.problems == ["a (9 times)", *(f"b{number}" for number in range(MOST_PROBLEMS - 1))]
+    assert outcome.failed == 18
 
 
 def test_requests_under_way_are_counted() -> None:
