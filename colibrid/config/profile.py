@@ -78,7 +78,7 @@ def read_profile(path: Path) -> Profile:
 def _header(given: dict[str, reader.Entry], source: str) -> str:
     """The pack's name. ConfigError: version or name are missing or wrong."""
     version, pack = (_scalar(given.get(name)) for name in ("profile", "pack"))
-    if version is None or version.value != PROFILE_VERSION:
+    if version is None or type(version.value) is not int or version.value != PROFILE_VERSION:
         found = "no profile: line" if version is None else f"profile: {shorten(version.text)}"
         raise ConfigError(f"{source}: {found}, expected profile: {PROFILE_VERSION}; {_REMEDY}")
     if pack is None or not isinstance(pack.value, str) or not 0 < len(pack.value) <= _MOST_PACK:

@@ -25,7 +25,7 @@ from colibrid.text.tools_reader import Content
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from colibrid.batch.request import TokenRecord
+    from colibrid.batch.request import ExpertPolicy, TokenRecord
     from colibrid.http.params import Job
     from colibrid.http.run import Choice, Delta
     from colibrid.http.state import AppState
@@ -45,7 +45,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     job, asked = admitted(request, job, asked, state)
     grammar = reply_grammar(body, use, asked, prompt, state)
     job = await within(request, body.timeout_s, constrained(job, grammar, state))
-    return await answer(request, state, job, ChatWriter(body, state, answer_id, reply), stream=bool(body.stream))
+    writer = ChatWriter(body, state, answer_id, reply, job.experts)
+    return await answer(request, state, job, writer, stream=bool(body.stream))
 
 
 def _read_as(reply: ReplyOptions, job: Job, state: AppState) -> Job:
@@ -60,13 +61,15 @@ def _read_as(reply: ReplyOptions, job: Job, state: AppState) -> Job:
 class ChatWriter:
     """The answer of one request."""
 
-    def __init__(self, body: ChatBody, state: AppState, answer_id: str, reply: ReplyOptions) -> None:
+    def __init__(
+        self, body: ChatBody, state: AppState, answer_id: str, reply: ReplyOptions, experts: ExpertPolicy
+    ) -> None:
         self._body = body
         self._reply = reply
         self._state = state
         self._choice: Choice | None = None
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        self._envelope = Envelope(answer_id, kind, state.info_for(body.profile), body.stream_options)
+        self._envelope = Envelope(answer_id, kind, state.info_for(body.profile, experts), body.stream_options)
 
     def choice(self, choice: Choice) -> ChatChoiceWriter:
         self._choice = choice

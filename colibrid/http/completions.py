@@ -20,6 +20,7 @@ from colibrid.http.types import COMPLETION_REFUSED, CompletionBody
 if TYPE_CHECKING:
     from aiohttp import web
 
+    from colibrid.batch.request import ExpertPolicy
     from colibrid.http.run import Choice, Delta
     from colibrid.http.state import AppState
 
@@ -34,16 +35,19 @@ async def completions(request: web.Request) -> web.StreamResponse:
     grammar = asked_grammar(body)
     job, grammar = admitted(request, await completion_job(body, state, answer_id), grammar, state)
     job = await within(request, body.timeout_s, constrained(job, grammar, state))
-    return await answer(request, state, job, CompletionWriter(body, state, answer_id), stream=bool(body.stream))
+    writer = CompletionWriter(body, state, answer_id, job.experts)
+    return await answer(request, state, job, writer, stream=bool(body.stream))
 
 
 class CompletionWriter:
     """The answer of one request."""
 
-    def __init__(self, body: CompletionBody, state: AppState, answer_id: str) -> None:
+    def __init__(self, body: CompletionBody, state: AppState, answer_id: str, experts: ExpertPolicy) -> None:
         self._body = body
         self._state = state
-        self._envelope = Envelope(answer_id, "text_completion", state.info_for(body.profile), body.stream_options)
+        self._envelope = Envelope(
+            answer_id, "text_completion", state.info_for(body.profile, experts), body.stream_options
+        )
 
     def choice(self, choice: Choice) -> CompletionChoiceWriter:
         return CompletionChoiceWriter(choice, self._body, self._state, self._envelope)

@@ -40,7 +40,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     answer_id = f"gen-{secrets.token_hex(12)}"
     job, grammar = admitted(request, await completion_job(body, state, answer_id), None, state)
     job = await constrained(job, grammar, state)
-    return await answer(request, state, job, _ShortWriter(body, state, answer_id), stream=False)
+    return await answer(request, state, job, _ShortWriter(body, state, answer_id, job.experts), stream=False)
 
 
 def _check_single(prompt: object) -> None:

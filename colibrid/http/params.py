@@ -41,6 +41,11 @@ class Job:
     reply: ReplyOptions | None = None  # how a chat's reply is taken apart; none: it is all content
     maskers: tuple[Masker, ...] = ()  # of each choice, where a grammar says what the answer may be
 
+    @property
+    def experts(self) -> ExpertPolicy:
+        """That all of its requests use."""
+        return self.requests[0].experts
+
 
 def check_model(name: str | None, state: AppState) -> None:
     """Raises NotFoundError unless `name` is absent, the served model or one of its aliases."""

@@ -76,12 +76,14 @@ class AppState:
         self.meters.renew(keys.keys, settings.auth.limits)
         self.origins = Origins(settings.server, has_keys=self.asks_keys)
 
-    def info_for(self, profile: str | None) -> EngineInfo:
-        """What answers say of the engine: with a profile, whose name alone is in the request, another fingerprint."""
+    def info_for(self, profile: str | None, policy: ExpertPolicy) -> EngineInfo:
+        """What answers say of the engine: with a profile, whose name alone is in the request, another fingerprint.
+
+        policy: what the profile said when the request was read; a reload may have changed or removed it since.
+        """
         info = self.scheduler.info
         if profile is None:
             return info
-        policy = self.profiles[profile]
         text = f"{info.fingerprint} {policy.per_token} {policy.threshold}"
         return msgspec.structs.replace(info, fingerprint=f"fp_{hashlib.sha256(text.encode()).hexdigest()[:12]}")
 

@@ -67,6 +67,8 @@ def test_what_a_file_says_of_single_tasks_does_not_hide_a_profile(tmp_path: Path
         ("- a\n", "not a profile"),
         ("experts: {per_token: 1}\n", "no profile: line, expected profile: 1"),
         ("profile: 2\npack: a\n", "profile: '2', expected profile: 1"),
+        ("profile: true\npack: a\n", "profile: 'true', expected profile: 1"),
+        ("profile: 1.0\npack: a\n", "profile: '1.0', expected profile: 1"),
         ("profile: 1\n", "no pack: line"),
         ("profile: 1\npack: 5\n", "no pack: line"),
         ("profile: 1\npack: [a]\n", "no pack: line"),

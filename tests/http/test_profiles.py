@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -85,3 +86,24 @@ async def test_the_fingerprint_tells_what_a_profile_says(server: Server) -> None
     assert fast == await fingerprint(profile="fast")
     server.state.profiles = {"fast": ExpertPolicy(per_token=1, threshold=0.2)}
     assert fast != await fingerprint(profile="fast")
+
+
+@pytest.mark.parametrize("path", ["completions", "chat"])
+@pytest.mark.parametrize("later", [{}, {"fast": ExpertPolicy(per_token=1, threshold=0.0)}])
+async def test_a_reload_in_the_middle_does_not_touch_a_request(
+    server: Server, path: str, later: dict[str, ExpertPolicy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was read goes on with what its profile said then, and tells so, though there is no such profile any more."""
+    route = next(each for each in ASK if path in each)
+    before = (await server.post(route, ASK[route] | {"profile": "fast"})).json["system_fingerprint"]
+    module = import_module(f"colibrid.http.{path}")
+    constrained = module.constrained
+
+    async def reloaded(job: Any, *others: Any) -> Any:
+        server.state.profiles = later
+        return await constrained(job, *others)
+
+    monkeypatch.setattr(module, "constrained", reloaded)
+    answer = await server.post(route, ASK[route] | {"profile": "fast"})
+    assert answer.status == 200, answer.json
+    assert (answer.json["system_fingerprint"], server.service.last.experts) == (before, FAST)
