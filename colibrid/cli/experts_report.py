@@ -14,6 +14,7 @@ from colibrid.cli.models import resolve_model
 from colibrid.cli.options import engine_options, load_settings, quietly, use_plugins
 from colibrid.cli.output import check_outputs, write_output
 from colibrid.cli.progress import Progress
+from colibrid.cli.say import plain
 from colibrid.config.environment import read_environment
 from colibrid.config.sizes import format_bytes
 from colibrid.engine.library import Library
@@ -121,7 +122,7 @@ def report(
     pack = open_pack(resolve_model(model, settings, environment, library).path)
     found = _survey(library, settings, pack, _Order(data, task, tokens, answer_tokens, cold, quiet))
     for line in lines(found):
-        print(line)
+        print(plain(line))
     if place is not None:
         write_output(place, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 

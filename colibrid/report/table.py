@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def table_lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Every row has as many cells as the head."""
-    cells = [head, *rows]
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in (head, ["-" * width for width in widths], *cells[1:]):
+    for row in (cells[0], ["-" * width for width in widths], *cells[1:]):
         yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ANSWER_TOKENS = 128  # of a greedy answer; so many records of one slot may be unread, so no step waits for its reader
 LONGEST = 8192  # tokens of one line that are read
+_MOST_NAME = 64  # characters, of a task
 _FORMS = ("text", "messages", "prompt", "input")
 
 
@@ -158,6 +159,10 @@ class _Reader:
             raise ConfigError(f'{where}: "input" is a text to embed; give --task embed, or lines with "text"')
         if line.answer is not None and (line.text is not None or line.input is not None):
             raise ConfigError(f'{where}: "answer" belongs to "messages" or "prompt"')
+        if line.task is not None and not (line.task.isprintable() and len(line.task) <= _MOST_NAME):
+            raise ConfigError(
+                f'{where}: "task" is a name of at most {_MOST_NAME} characters that can be printed; shorten it'
+            )
         try:
             found = self._embedded(line) if self._task == "embed" else self._read(line)
         except ConfigError as error:

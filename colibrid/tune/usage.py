@@ -90,12 +90,16 @@ def read_report(path: str, option: str) -> ExpertReport:
         report = msgspec.json.decode(data, type=ExpertReport)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{option} {path}: {error}; {remedy}") from None
+    if len({use.layer for use in report.layers}) != len(report.layers):
+        raise ConfigError(f"{option} {path}: a layer is there twice; {remedy}")
     for use in report.layers:
         sizes = {len(use.bytes), *map(len, use.assignments)}
-        if len(sizes) != 1 or len(use.assignments) != len(report.tasks):
+        if len(sizes) != 1 or not use.bytes or len(use.assignments) != len(report.tasks):
             raise ConfigError(
                 f"{option} {path}: counts of layer {use.layer} are not one for each task and expert; {remedy}"
             )
+    if not any(any(use.totals) for use in report.layers):
+        raise ConfigError(f"{option} {path}: no expert was used at all, so none is colder than others; {remedy}")
     return report
 
 

@@ -22,6 +22,11 @@ def test_a_table_without_rows_has_a_head() -> None:
     assert list(table_lines(["a"], [])) == ["| a |", "| - |"]
 
 
+def test_a_bar_is_no_border() -> None:
+    """What a cell says stays in its column."""
+    assert list(table_lines(["a"], [["x|y"]])) == ["| a    |", "| ---- |", r"| x\|y |"]
+
+
 def test_rows_of_another_length_are_refused() -> None:
     """No cell is lost without a word."""
     with pytest.raises(ValueError, match="zip"):

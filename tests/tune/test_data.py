@@ -101,6 +101,12 @@ def test_several_files_and_a_bound(text: ModelText, file: Path, tmp_path: Path) 
         ('{"text": "a b", "answer": "c"}', "generate", '"answer" belongs to "messages" or "prompt"'),
         ('{"prompt": ""}', "generate", "line 1: the prompt is empty"),
         ('{"input": ""}', "embed", "line 1: the text is empty"),
+        ('{"text": "a b", "task": "\\u001b[31m"}', "generate", 'line 1: "task" is a name of at most 64 characters'),
+        (
+            '{"text": "a b", "task": "' + "a" * 65 + '"}',
+            "generate",
+            'line 1: "task" is a name of at most 64 characters',
+        ),
         ('{"text": ""}', "generate", "nothing in it can be scored or answered"),
         ('{"messages": []}', "generate", "line 1: messages that the chat template"),
         ('{"prompt": "' + "a " * 600 + '"}', "generate", "leaves no room"),

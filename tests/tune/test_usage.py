@@ -43,6 +43,15 @@ def test_a_report_survives_its_file(tmp_path: Path) -> None:
         ),
         ({"layers": [{"layer": 1, "per_token": 1, "bytes": [1, 1], "assignments": [[1, 0]]}]}, "counts of layer 1"),
         ({"layers": [{"layer": 1, "per_token": 1, "bytes": [1], "assignments": [[-1], [1]]}]}, ">= 0"),
+        ({"layers": [{"layer": 1, "per_token": 1, "bytes": [], "assignments": [[], []]}]}, "counts of layer 1"),
+        (
+            {"layers": [{"layer": 1, "per_token": 1, "bytes": [1], "assignments": [[4], [1]]}] * 2},
+            "a layer is there twice",
+        ),
+        (
+            {"layers": [{"layer": 1, "per_token": 1, "bytes": [1], "assignments": [[0], [0]]}]},
+            "no expert was used at all",
+        ),
     ],
 )
 def test_a_file_that_is_no_report(change: dict[str, Any], text: str, tmp_path: Path) -> None:
