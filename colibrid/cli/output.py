@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def check_outputs(*paths: Path | None) -> None:
     """Before the work, whose result would be lost. ConfigError: a file has no folder, or one that is closed to us."""
     for path in filter(None, paths):
+        if path.is_dir():
+            raise ConfigError(f"{path} cannot be written: it is a folder; name a file in it")
         if not path.parent.is_dir():
             raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it")
         if not os.access(path.parent, os.W_OK):
