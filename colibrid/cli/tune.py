@@ -191,7 +191,7 @@ def _run(ground: _Ground) -> Result:
         forecast = Forecast((lambda *_: None) if order.quiet else bar)
         store = Store(order.folder, _key(ground, data), resume=order.resume)
         lab = EngineLab(runner, data, ground.points, _load(order, ground.settings), order.kl_tokens, forecast)
-        sweep = Sweep(lab, store, forecast, order.limits, order.slo, to_the_end=order.to_the_end)
+        sweep = Sweep(lab, store, forecast, order.limits, to_the_end=order.to_the_end)
         try:
             tried, layers = _search(ground, lab, store, sweep, forecast)
         finally:

@@ -17,9 +17,10 @@ from colibrid.errors import ConfigError
 from colibrid.paths import read_bounded
 from colibrid.tune.files import replace_file
 from colibrid.tune.result import LayerStats, Point, Struct, Task, Tried
+from colibrid.tune.slo import Limit  # noqa: TC001 (msgspec reads it)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from colibrid.tune.points import Shape
@@ -82,7 +83,7 @@ class Record(Struct, frozen=True, kw_only=True):
 
     tried: Tried
     whole: bool  # its quality is of all the data
-    slo: str | None = None  # the limits that it was given up for
+    limits: tuple[Limit, ...] = ()  # that it was given up for
 
 
 class Layers(Struct, frozen=True, kw_only=True):
@@ -116,7 +117,7 @@ class Store:
         else:
             _check_same(_read(run, Key, "choose another folder with --out"), key, folder)
 
-    def record(self, point: Point, slo: str | None) -> Tried | None:
+    def record(self, point: Point, limits: Sequence[Limit]) -> Tried | None:
         """What is known of a point. Of one that was given up for other limits: its quality, if that is of all the data."""
         path = self._path(point)
         if not path.exists():
@@ -125,13 +126,13 @@ class Store:
         tried = record.tried
         if tried.point != point:
             return None
-        if tried.hopeless is None or record.slo == slo:
+        if tried.hopeless is None or record.limits == tuple(limits):
             return tried
         return Tried(point=point, quality=tried.quality) if record.whole else None
 
-    def keep(self, tried: Tried, slo: str | None, *, whole: bool) -> None:
+    def keep(self, tried: Tried, limits: Sequence[Limit], *, whole: bool) -> None:
         """In one step."""
-        record = Record(tried=tried, whole=whole, slo=slo if tried.hopeless else None)
+        record = Record(tried=tried, whole=whole, limits=tuple(limits) if tried.hopeless else ())
         replace_file(self._path(tried.point), _text(record))
 
     def layers(self, shape: Shape) -> Layers | None:

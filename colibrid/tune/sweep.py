@@ -53,7 +53,7 @@ class Lab(Protocol):
 
 
 class Sweep:
-    """One run over points. `limits` and `slo` are the same, as values and as text."""
+    """One run over points."""
 
     def __init__(
         self,
@@ -61,7 +61,6 @@ class Sweep:
         store: Store,
         forecast: Forecast,
         limits: Sequence[Limit] = (),
-        slo: str | None = None,
         *,
         to_the_end: bool = False,
     ) -> None:
@@ -70,7 +69,6 @@ class Sweep:
         self._store = store
         self._forecast = forecast
         self._limits = () if to_the_end else tuple(limits)
-        self._slo = None if to_the_end else slo
         self._qualities: dict[Point, Quality] = {}  # by what decides about answers
         self._rounds: int | None = None  # of each point's costs
         self._expected = 0  # points
@@ -117,7 +115,7 @@ class Sweep:
                     yield tried.point, self._keep(msgspec.structs.replace(tried, cost=cost), whole=True)
 
     def _known(self, point: Point) -> Tried | None:
-        tried = self._store.record(point, self._slo)
+        tried = self._store.record(point, self._limits)
         if tried is not None:
             if tried.hopeless is None:
                 self._qualities[experts_only(point)] = tried.quality
@@ -170,7 +168,7 @@ class Sweep:
         return self._keep(tried, whole=whole)
 
     def _keep(self, tried: Tried, *, whole: bool) -> Tried:
-        self._store.keep(tried, self._slo, whole=whole)
+        self._store.keep(tried, self._limits, whole=whole)
         return tried
 
 

@@ -12,6 +12,7 @@ from colibrid.config.settings import BatchSettings, LoggingSettings, ModelSettin
 from colibrid.errors import ConfigError
 from colibrid.tune.points import Shape
 from colibrid.tune.result import LayerStats, Point
+from colibrid.tune.slo import parse_slo
 from colibrid.tune.store import Layers, Store, service_settings
 
 if TYPE_CHECKING:
@@ -25,12 +26,12 @@ def test_what_was_kept_is_known_to_the_next_run(tmp_path: Path) -> None:
     """To the last digit, whatever the order."""
     store = Store(tmp_path / "run", KEY, resume=False)
     exact = tried(0.1 + 0.2, 1 / 3, 1.7, Point(per_token=(1, 2), threshold=0.1))
-    store.keep(exact, None, whole=True)
-    store.keep(ONE, None, whole=True)
+    store.keep(exact, (), whole=True)
+    store.keep(ONE, (), whole=True)
     again = Store(tmp_path / "run", KEY, resume=True)
-    assert again.record(ONE.point, "kl<1") == ONE
-    assert again.record(exact.point, None) == exact
-    assert again.record(Point(), None) is None
+    assert again.record(ONE.point, parse_slo("kl<1", "generate")) == ONE
+    assert again.record(exact.point, ()) == exact
+    assert again.record(Point(), ()) is None
 
 
 def test_layers_are_kept(tmp_path: Path) -> None:
@@ -68,11 +69,12 @@ def test_what_was_given_up_for_other_limits_is_not_known(tmp_path: Path) -> None
     """Unless all of its data was read: then its quality is."""
     lost = msgspec.structs.replace(ONE, cost=None, hopeless="kl<0.02: kl is 0.07")
     store = Store(tmp_path, KEY, resume=False)
-    store.keep(lost, "kl<0.02", whole=False)
-    assert store.record(ONE.point, "kl<0.02") == lost
-    assert store.record(ONE.point, None) is None
-    store.keep(lost, "kl<0.02", whole=True)
-    assert store.record(ONE.point, None) == msgspec.structs.replace(ONE, cost=None)
+    limits = parse_slo("kl<0.02", "generate")
+    store.keep(lost, limits, whole=False)
+    assert store.record(ONE.point, parse_slo("kl < 0.02", "generate")) == lost
+    assert store.record(ONE.point, ()) is None
+    store.keep(lost, limits, whole=True)
+    assert store.record(ONE.point, ()) == msgspec.structs.replace(ONE, cost=None)
 
 
 def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ def test_another_run_does_not_go_on_here(tmp_path: Path) -> None:
 
 def test_points_without_their_run_are_of_nobody_knows_what(tmp_path: Path) -> None:
     """Who removed run.json does not get them as those of other data."""
-    Store(tmp_path, KEY, resume=False).keep(ONE, None, whole=True)
+    Store(tmp_path, KEY, resume=False).keep(ONE, (), whole=True)
     (tmp_path / "run.json").unlink()
     for resume in (True, False):
         with pytest.raises(ConfigError, match="holds points of a run, but no run.json.*choose another folder"):
@@ -124,11 +126,11 @@ def test_resuming_nothing_begins(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path, text: bytes) -> None:
     """With what to do."""
     store = Store(tmp_path, KEY, resume=False)
-    store.keep(ONE, None, whole=True)
+    store.keep(ONE, (), whole=True)
     (file,) = (tmp_path / "points").iterdir()
     file.write_bytes(text)
     with pytest.raises(ConfigError, match=rf"{file.name}: .*; remove it"):
-        store.record(ONE.point, None)
+        store.record(ONE.point, ())
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

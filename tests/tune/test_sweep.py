@@ -68,7 +68,7 @@ def sweep_of(
     forecast = Forecast(lambda _done, _total, _what: None, lambda: 0.0)
     limits = () if slo is None else parse_slo(slo, "generate")
     store = Store(folder, KEY, resume=resume)
-    return Sweep(lab, store, forecast, limits, slo, to_the_end=to_the_end), forecast
+    return Sweep(lab, store, forecast, limits, to_the_end=to_the_end), forecast
 
 
 def test_without_limits_everything_is_measured_to_the_end(tmp_path: Path) -> None:
