@@ -125,12 +125,14 @@ def _fastest(tried: Sequence[Tried], kept: Sequence[int], figure: str, words: st
     name, speed = point_name(tried[chosen].point), f"{_speed(tried[chosen]):.0f} tokens/s"
     if len(kept) == 1:
         return Choice(chosen, f"Only {name} keeps {words}, at {speed}.")
+    among = f"Of the {len(kept)} points that keep {words}"
+    if len(usable) < len(kept):
+        among += f", {len(kept) - len(usable)} compute more than another for no better {figure}; of the others"
     if len(ties) == 1:
-        return Choice(chosen, f"Of the {len(kept)} points that keep {words}, {name} is the fastest, {speed}.")
+        return Choice(chosen, f"{among}, {name} is the fastest, {speed}.")
     return Choice(
         chosen,
-        f"Of the {len(kept)} points that keep {words}, {len(ties)} are as fast as a clock can tell, and of these {name} has "
-        f"the best {figure} ({speed}).",
+        f"{among}, {len(ties)} are as fast as a clock can tell, and of these {name} has the best {figure} ({speed}).",
     )
 
 

@@ -34,7 +34,7 @@ def report_page(result: Result, pictures: Sequence[Picture]) -> str:
     limits = () if result.slo is None else parse_slo(result.slo, result.task)
     body = [
         f"<header><h1>{escape(result.model)}</h1>",
-        f'<p class="soft">What <code>colibrid tune</code> found on {escape(result.data)}, {escape(result.made)}</p></header>',
+        f'<p class="soft">What <code>colibrid tune</code> found on {escape(result.data)}, <time>{escape(result.made)}</time></p></header>',
         "<main>",
         *_verdict(result, limits),
         *(_figure(picture) for picture in pictures if picture.name not in _OF_LAYERS),
