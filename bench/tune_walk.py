@@ -55,7 +55,9 @@ class Folder:
     def run(self, command: str) -> str:
         """Its standard output; progress goes to the terminal. Pictures of the first run are kept."""
         print(f"$ {command}", flush=True)
-        done = subprocess.run(["sh", "-c", command], cwd=self.path, env=self._environment, stdout=subprocess.PIPE, check=False)
+        done = subprocess.run(
+            ["sh", "-c", command], cwd=self.path, env=self._environment, stdout=subprocess.PIPE, check=False
+        )
         if done.returncode not in _CAN_BE:
             raise SystemExit(f"{command}: exit code {done.returncode}")
         made = self.path / FIRST

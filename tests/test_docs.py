@@ -99,7 +99,10 @@ def _code(page: Path) -> list[str]:
 @cache
 def _verbs() -> dict[str, set[str]]:
     """Options by what is typed; of groups, too."""
-    found = {path: {option for each in one.params for option in each.opts} for path, one in commands()}
+    found = {
+        path: {option for each in one.params for option in (*each.opts, *each.secondary_opts)}
+        for path, one in commands()
+    }
     groups = {path.rpartition(" ")[0]: set[str]() for path in found}
     return {**groups, **found, "colibrid": {"--version", "-V", "--help", "-h"}}
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tune_walk import PAGE, PICTURES, Folder, rewritten
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TEXT = """Before
 ```console
@@ -35,7 +38,9 @@ def test_output_takes_the_place_of_output() -> None:
 
     text = rewritten(TEXT, run)
     assert ran == ["first --a \\\n    --b 1", "second"]
-    assert text == TEXT.replace("old output\nof two lines\n", "new 1 \\1\n").replace("$ second\n", "$ second\nnew 2 \\1\n")
+    assert text == TEXT.replace("old output\nof two lines\n", "new 1 \\1\n").replace(
+        "$ second\n", "$ second\nnew 2 \\1\n"
+    )
     assert rewritten(text, lambda command: f"new {1 + (command == 'second')} \\1\n") == text
 
 

@@ -57,7 +57,10 @@ def test_more_work_for_worse_answers_is_never_chosen() -> None:
     lucky = msgspec.structs.replace(THREE, cost=cost(200, 3.0))
     found = choose([OWN, lucky], parse_slo("kl<0.1", "generate"))
     assert found.chosen == 0
-    assert "Of the 2 points that keep kl<0.1, 1 compute more than another for no better loss; of the others" in found.reason
+    assert (
+        "Of the 2 points that keep kl<0.1, 1 compute more than another for no better loss; of the others"
+        in found.reason
+    )
 
 
 def test_with_other_slots_more_experts_may_be_faster() -> None:
