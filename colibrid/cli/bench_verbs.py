@@ -132,12 +132,12 @@ def compare(*, first: str, second: str, slo: str | None, resamples: int, as_json
     check_outputs(html)
     sides = _reports(first), _reports(second)
     found = bench_intervals.compare(*sides, slo=slo, resamples=resamples)
-    if html is not None:
-        write_output(html, comparison_page(found, (first, second), sides).encode())
     if as_json:
         print(json.dumps(msgspec.to_builtins(found), indent=2))
     else:
         _print(compare_lines(found, (first, second)))
+    if html is not None:
+        write_output(html, comparison_page(found, (first, second), sides).encode())
 
 
 def _load(trace_file: Path | None, given: dict[str, Any]) -> tuple[HttpLoad, Trace | None]:

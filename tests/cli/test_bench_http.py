@@ -387,6 +387,8 @@ def test_reports_go_into_files(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "<svg" in files[3].read_text()
     assert run(["bench", "compare", *sides, "--json", "--resamples", "100"]) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == [20, 40]
+    assert run(["bench", "compare", *sides, "--html", "/dev/full", "--resamples", "100"]) == 78
+    assert "TTFT p99" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
