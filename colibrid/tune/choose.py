@@ -89,24 +89,21 @@ def uniform_best(tried: Sequence[Tried]) -> Point | None:
     """
     figure = quality_figure(tried)
     same = [
-        one
-        for one in tried
+        index
+        for index, one in enumerate(tried)
         if one.cost is not None
         and not isinstance(one.point.per_token, tuple)
         and one.point == Point(per_token=one.point.per_token)
     ]
     if figure not in _SEARCHED or not same:
         return None
-    best = min(badness(one.quality, figure) for one in same)
-    ties = [one for one in same if badness(one.quality, figure) <= best + ALIKE * abs(best)]
-    chosen = min(ties, key=_work).point
+    chosen = tried[_least_work(tried, _as_good_as_the_best(tried, same, figure))].point
     return None if chosen.per_token == 1 else chosen
 
 
 def _best(tried: Sequence[Tried], among: Sequence[int], figure: str) -> Choice:
-    best = min(badness(tried[index].quality, figure) for index in among)
-    ties = [index for index in among if badness(tried[index].quality, figure) <= best + ALIKE * abs(best)]
-    chosen = min(ties, key=lambda index: (*_work(tried[index]), index))
+    ties = _as_good_as_the_best(tried, among, figure)
+    chosen = _least_work(tried, ties)
     value = f"{figure} {getattr(tried[chosen].quality, figure):.4f}"
     if len(ties) == 1:
         return Choice(chosen, f"No limits were given, and {point_name(tried[chosen].point)} has the best {value}.")
@@ -115,6 +112,15 @@ def _best(tried: Sequence[Tried], among: Sequence[int], figure: str) -> Choice:
         f"No limits were given, and of the {len(ties)} points whose {figure} is within {100 * ALIKE:g} % of the best, "
         f"{point_name(tried[chosen].point)} ({value}) computes the fewest experts.",
     )
+
+
+def _as_good_as_the_best(tried: Sequence[Tried], among: Sequence[int], figure: str) -> list[int]:
+    best = min(badness(tried[index].quality, figure) for index in among)
+    return [index for index in among if badness(tried[index].quality, figure) <= best + ALIKE * abs(best)]
+
+
+def _least_work(tried: Sequence[Tried], among: Sequence[int]) -> int:
+    return min(among, key=lambda index: (*_work(tried[index]), index))
 
 
 def _fastest(tried: Sequence[Tried], kept: Sequence[int], figure: str, words: str) -> Choice:
