@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 ANSWER_TOKENS = 128  # of a greedy answer; so many records of one slot may be unread, so no step waits for its reader
 LONGEST = 8192  # tokens of one line that are read
 _MOST_NAME = 64  # characters, of a task
+_OPTION = "--data"
 _FORMS = ("text", "messages", "prompt", "input")
 
 
@@ -94,27 +95,26 @@ def load_data(
     context: int,
     most: int | None = None,
     longest_answer: int = ANSWER_TOKENS,
-    option: str = "--data",
 ) -> Data:
     """Reads the files until `most` tokens are read.
 
-    context: tokens of a request of the engine. ConfigError naming the option, the file and the line.
+    context: tokens of a request of the engine. ConfigError naming the file and the line.
     """
-    reader = _Reader(text, task, context, option)
+    reader = _Reader(text, task, context)
     items: list[Item] = []
     sums = []
     read = 0
     for index, path in enumerate(paths):
-        data = read_data(path, option)
+        data = read_data(path, _OPTION)
         sums.append(hashlib.sha256(data).hexdigest())
-        for number, line in parse_lines(data, path, option):
+        for number, line in parse_lines(data, path, _OPTION):
             if most is not None and read >= most:
                 break
-            item = reader.item(line, f"{option} {path}, line {number}", (index, number))
+            item = reader.item(line, f"{_OPTION} {path}, line {number}", (index, number))
             read += len(item.ids) + len(item.prompt or ())
             items.append(item)
     if not any(item.prompt is not None or item.scored or task == "embed" for item in items):
-        raise ConfigError(f"{option} {', '.join(paths)}: nothing in it can be scored or answered; give longer texts")
+        raise ConfigError(f"{_OPTION} {', '.join(paths)}: nothing in it can be scored or answered; give longer texts")
     return Data(
         name=", ".join(os.fsencode(Path(path).name).decode("utf-8", "backslashreplace") for path in paths),
         sha256=sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest(),
@@ -142,12 +142,11 @@ def evenly(items: Sequence[Item], most: int) -> tuple[Item, ...]:
 class _Reader:
     """From lines to items."""
 
-    def __init__(self, text: ModelText, task: Task, context: int, option: str) -> None:
+    def __init__(self, text: ModelText, task: Task, context: int) -> None:
         self._text = text
         self._task = task
         self._context = context
         self._longest = min(context, LONGEST)
-        self._option = option
 
     def item(self, line: Line, where: str, place: tuple[int, int]) -> Item:
         """ConfigError beginning with `where`."""
