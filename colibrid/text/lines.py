@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from colibrid.text.model_text import ModelText, TextFileNames
 
 MAX_FILE_BYTES = 256 << 20
+MAX_LINE_BYTES = 8 << 20  # a tokenizer takes a hundred times as much memory
 _ROLES = ("system", "developer", "user", "assistant", "tool")  # as in a request to /v1/chat/completions
 _FORM = 'write lines like {"text": "..."}, {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
 
@@ -66,6 +67,10 @@ def parse_lines(data: bytes, path: str, option: str) -> list[NumberedLine]:
     for number, line in enumerate(data.removeprefix(BOM_UTF8).splitlines(), start=1):
         if not line.strip():
             continue
+        if len(line) > MAX_LINE_BYTES:
+            raise ConfigError(
+                f"{option} {path}, line {number}: {len(line)} bytes, at most {MAX_LINE_BYTES}; write it as several lines"
+            )
         try:
             found = msgspec.json.decode(line, type=Line)
         except RecursionError:

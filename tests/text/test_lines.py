@@ -90,6 +90,15 @@ def test_messages_that_a_template_would_pass_over_are_named(
         prompt_ids(Line(messages=[{"role": "user", "content": "hi"}, message]), text)
 
 
+def test_a_line_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A book is several lines: one of 30 MB took 3 GB."""
+    monkeypatch.setattr("colibrid.text.lines.MAX_LINE_BYTES", 20)
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "short"}\n{"text": "much longer"}\n')
+    with pytest.raises(ConfigError, match="line 2: 23 bytes, at most 20; write it as several lines"):
+        read_lines(str(file), "--data")
+
+
 def test_a_device_without_an_end_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its size is 0, so what is read is bounded, too."""
     monkeypatch.setattr("colibrid.text.lines.MAX_FILE_BYTES", 1000)
