@@ -50,8 +50,12 @@ def banner(
     *,
     needs_key: bool,
     engines: int = 1,
+    profile: str | None = None,
+    profiles: Iterable[str] = (),
 ) -> list[str]:
-    """The lines about one served model; `memory` is the bill of one engine."""
+    """The lines about one served model; `memory` is the bill of one engine, `profile` the file it is served with, and
+    `profiles` are the names that requests may give.
+    """
     experts = f", {info.experts_per_token} experts a token" if info.experts_per_token else ""
     first = places[0]
     way = [] if first.path is None else ["--unix-socket", first.path]
@@ -61,6 +65,8 @@ def banner(
     return [
         f"colibrid {__version__}",
         f"  model    {info.model_id} ({info.family}, {formats}{experts})",
+        *([] if profile is None else [f"  profile  {profile}"]),
+        *([] if not profiles else [f"  profiles {', '.join(profiles)}, for requests that name one"]),
         f"  device   {info.device}",
         *([] if engines == 1 else [f"  engines  {engines}, each with a device, slots and memory as shown here"]),
         f"  slots    {info.slots}",

@@ -32,7 +32,7 @@ _MAX_SLOTS = 64
 _MAX_PROMPT = 1 << 20
 
 
-@click.group(short_help="Measure the speed of this machine.")
+@click.group(short_help="Measure the speed of this machine, or of a server.")
 def bench() -> None:
     """Measure the speed of this machine, or of a server."""
 

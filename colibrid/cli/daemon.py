@@ -306,7 +306,16 @@ def _announce(order: Order, parts: Assembly, places: Sequence[Place], marks: _Ma
     }
     total = marks.at("ready")
     engines, formats = len(parts.fleet.supervisors), ", ".join(format_names(parts.pack.manifest))
-    lines = banner(parts.pool.info, formats, memory[0], places, needs_key=needs_key, engines=engines)
+    lines = banner(
+        parts.pool.info,
+        formats,
+        memory[0],
+        places,
+        needs_key=needs_key,
+        engines=engines,
+        profile=order.profile,
+        profiles=order.settings.experts.profiles,
+    )
     print_lines([*lines, ready_line(total, phases)])
     structlog.get_logger().info(
         "serving", url=places[0].url, model=parts.pool.info.model_id, pid=os.getpid(), ready_ms=round(total)

@@ -40,7 +40,7 @@ _VERBS = {
     "plugins": ("colibrid.cli.plugins", "List the plugins that are installed."),
     "config": ("colibrid.cli.config", "Check, show and describe configurations."),
     "doctor": ("colibrid.cli.doctor", "Check this host, with a fix for each finding."),
-    "bench": ("colibrid.cli.bench", "Measure the speed of this machine."),
+    "bench": ("colibrid.cli.bench", "Measure the speed of this machine, or of a server."),
 }
 
 

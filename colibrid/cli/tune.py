@@ -125,6 +125,9 @@ def tune(
     the fastest that keeps all limits. FOLDER gets result.json, profile.yaml for `colibrid serve --profile`, report.html and
     its pictures, and all finished points: --resume goes on where a run was interrupted.
 
+    In the table * is the choice; + no other point beats in both quality and latency. Figures of points that were given up
+    are of a part of the data, and cannot be compared with the others'.
+
     Exit code: 0 a point was chosen; 1 none keeps the limits; 78 the model, the data or an option is wrong.
     """
     limits = () if slo is None else parse_slo(slo, task)

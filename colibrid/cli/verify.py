@@ -31,7 +31,9 @@ EXIT_WRONG = 1
 @click.command(short_help="Check a pack's bytes, and how far it is from its source.")
 @click.argument("packs", metavar="PACK...", nargs=-1, required=True)
 @click.option("--against", metavar="SOURCE", help="The checkpoint (or another pack) to compare predictions with.")
-@click.option("--data", metavar="FILE", help='JSON lines with "text" to compare on; else token ids by rule.')
+@click.option(
+    "--data", metavar="FILE", help='With --against: JSON lines with "text" to compare on; else token ids by rule.'
+)
 @click.option(
     "--tokens", type=click.IntRange(64, 1 << 20), default=16384, show_default=True, help="Most tokens of --data used."
 )
@@ -70,6 +72,8 @@ def verify(
     """
     if store and against is None:
         raise click.UsageError("--store keeps predictions of a source: give --against SOURCE, too")
+    if data is not None and against is None:
+        raise click.UsageError("--data are texts to compare a pack and its source on: give --against SOURCE, too")
     if min_exact is not None and questions is None:
         raise click.UsageError("--min-exact is a share of answers: give --questions FILE, too")
     texts = None if data is None else read_lines(data, "--data")

@@ -87,6 +87,15 @@ def test_no_key_no_header() -> None:
     assert "Bearer" not in "\n".join(banner(INFO, "bf16", PLAN, [Place("http://x:1")], needs_key=False))
 
 
+def test_profiles_are_named_where_there_are_some() -> None:
+    """The file that all is served with, and the names for requests, each on its line; without them, no such line."""
+    place = [Place("http://x:1")]
+    lines = banner(INFO, "bf16", PLAN, place, needs_key=False, profile="a/b.yaml", profiles=("fast", "best"))
+    assert "  profile  a/b.yaml" in lines
+    assert "  profiles fast, best, for requests that name one" in lines
+    assert not any("profile" in line for line in banner(INFO, "bf16", PLAN, place, needs_key=False))
+
+
 def test_ready_line() -> None:
     """The total comes first, then the phases."""
     assert ready_line(812.4, {"python": 100.2, "engine": 300}) == "ready in 812 ms (python 100, engine 300)"

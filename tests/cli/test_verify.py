@@ -94,6 +94,7 @@ def test_damage(packs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("arguments", "code", "text"),
     [
         (["--store"], 2, "--against SOURCE"),
+        (["--data", TEXTS], 2, "--data are texts to compare a pack and its source on: give --against SOURCE"),
         (["--min-exact", "90"], 2, "give --questions FILE"),
         (["--against", "nowhere"], 78, "--against nowhere: neither a checkpoint"),
         (["--questions", TEXTS], 78, 'every line needs "messages" and "answer"'),
