@@ -133,7 +133,10 @@ def _fastest(tried: Sequence[Tried], kept: Sequence[int], figure: str, words: st
         return Choice(chosen, f"Only {name} keeps {words}, at {speed}.")
     among = f"Of the {len(kept)} points that keep {words}"
     if len(usable) < len(kept):
-        among += f", {len(kept) - len(usable)} compute more than another for no better {figure}; of the others"
+        out = len(kept) - len(usable)
+        among += (
+            f", {out} {'computes' if out == 1 else 'compute'} more than another for no better {figure}; of the others"
+        )
     if len(ties) == 1:
         return Choice(chosen, f"{among}, {name} is the fastest, {speed}.")
     return Choice(

@@ -153,7 +153,7 @@ class _Reader:
         given = [name for name in _FORMS if getattr(line, name) is not None]
         if len(given) != 1:
             names = ", ".join(f'"{name}"' for name in _FORMS)
-            raise ConfigError(f"{where}: {' and '.join(given) or 'none of them'} in it; a line needs one of {names}")
+            raise ConfigError(f"{where}: {' and '.join(given) or 'nothing to run'} in it; a line needs one of {names}")
         if line.input is not None and self._task != "embed":
             raise ConfigError(f'{where}: "input" is a text to embed; give --task embed, or lines with "text"')
         if line.answer is not None and (line.text is not None or line.input is not None):

@@ -58,7 +58,7 @@ def test_more_work_for_worse_answers_is_never_chosen() -> None:
     found = choose([OWN, lucky], parse_slo("kl<0.1", "generate"))
     assert found.chosen == 0
     assert (
-        "Of the 2 points that keep kl<0.1, 1 compute more than another for no better loss; of the others"
+        "Of the 2 points that keep kl<0.1, 1 computes more than another for no better loss; of the others"
         in found.reason
     )
 

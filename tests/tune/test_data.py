@@ -95,7 +95,7 @@ def test_several_files_and_a_bound(text: ModelText, file: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("content", "task", "words"),
     [
-        ('{"text": "a b"}\n{"answer": "x"}', "generate", r'line 2: none of them in it; a line needs one of "text"'),
+        ('{"text": "a b"}\n{"answer": "x"}', "generate", r'line 2: nothing to run in it; a line needs one of "text"'),
         ('{"text": "a b", "prompt": "c"}', "generate", "line 1: text and prompt in it"),
         ('{"input": "a b"}', "generate", 'line 1: "input" is a text to embed'),
         ('{"text": "a b", "answer": "c"}', "generate", '"answer" belongs to "messages" or "prompt"'),
