@@ -4,7 +4,7 @@
 
 Every block of the page that begins with `$ ` is run, one after another, in a new folder beside which `tests` is that of the
 repository; what it writes to standard output takes the place of what stands there. Quality is the same wherever this runs;
-the costs want an idle machine. Takes three minutes on two cores. Wants matplotlib and chromium.
+the costs want an idle machine. Takes some five minutes on two cores. Wants matplotlib and chromium.
 """
 
 from __future__ import annotations
