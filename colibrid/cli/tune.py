@@ -236,10 +236,10 @@ def _search(
         forecast.plan(LAYERS, 1)
         forecast.plan(SEARCH, 1)
         sweep.expect(CANDIDATES)
-    tried = sweep.run(ground.points, own)
+    assessed = sweep.assess(ground.points, own)
     if looking:
         stats = lab.layers()
-        start = uniform_best(tried)
+        start = uniform_best(assessed, ground.shape.own_most)
         proposed: Sequence[Point] = ()
         if start is None:
             forecast.drop(SEARCH)
@@ -249,10 +249,10 @@ def _search(
         store.keep_layers(layers)
         sweep.expect(0)
     if layers is None or not ground.order.layers:
-        return tried, Layers(stats=(), proposed=())
+        layers = Layers(stats=(), proposed=())
     known = set(ground.points)
     more = [point for point in dict.fromkeys(layers.proposed) if point not in known]
-    return [*tried, *sweep.run(more, own)], layers
+    return sweep.measure([*assessed, *sweep.assess(more, own)]), layers
 
 
 def _result(ground: _Ground, data: Data, tried: Sequence[Tried], layers: Layers) -> Result:

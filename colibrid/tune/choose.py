@@ -83,22 +83,24 @@ def choose(tried: Sequence[Tried], limits: Sequence[Limit]) -> Choice:
     return _fastest(tried, kept, figure, words)
 
 
-def uniform_best(tried: Sequence[Tried]) -> Point | None:
-    """Where a search of a number for each layer begins: the best number for all of them. None: that is one expert, of
-    which none can be left out, or the data has nothing that a search could measure, which knows no answers.
+def uniform_best(tried: Sequence[Tried], own_most: int) -> Point | None:
+    """Where a search of a number for each layer begins: the best number for all of them, of equal ones the smallest. None:
+    that is one expert, of which none can be left out, or the data has nothing that a search could measure, which knows no
+    answers. own_most: the largest number that the model has of its own in a layer.
     """
     figure = quality_figure(tried)
     same = [
         index
         for index, one in enumerate(tried)
-        if one.cost is not None
+        if one.hopeless is None
         and not isinstance(one.point.per_token, tuple)
         and one.point == Point(per_token=one.point.per_token)
     ]
     if figure not in _SEARCHED or not same:
         return None
-    chosen = tried[_least_work(tried, _as_good_as_the_best(tried, same, figure))].point
-    return None if chosen.per_token == 1 else chosen
+    ties = [tried[index].point for index in _as_good_as_the_best(tried, same, figure)]
+    chosen = min(ties, key=lambda point: point.per_token or own_most)
+    return None if (chosen.per_token or own_most) == 1 else chosen
 
 
 def _best(tried: Sequence[Tried], among: Sequence[int], figure: str) -> Choice:

@@ -82,8 +82,8 @@ class Sweep:
             (self._forecast.plan if more > 0 else self._forecast.drop)(kind, abs(more) * pieces)
         self._expected = points
 
-    def run(self, points: Sequence[Point], own: Point) -> list[Tried]:
-        """In the order of the points. `own` is never given up."""
+    def assess(self, points: Sequence[Point], own: Point) -> list[Tried]:
+        """Quality, in the order of the points. `own` is never given up."""
         found = {point: self._known(point) for point in points}
         self._plan(found, own)
         if any(tried is None for tried in found.values()):
@@ -92,11 +92,15 @@ class Sweep:
             tried = found[point]
             if tried is None or (tried.cost is None and tried.hopeless is None):
                 found[point] = self._quality(point, own)
-        seen = {point: tried for point, tried in found.items() if tried is not None}
-        left = [point for point in points if seen[point].cost is None and seen[point].hopeless is None]
+        return [tried for tried in found.values() if tried is not None]
+
+    def measure(self, assessed: Sequence[Tried]) -> list[Tried]:
+        """What those cost that were not given up, in the same order. All that will be compared belong in one call."""
+        seen = {tried.point: tried for tried in assessed}
+        left = [tried.point for tried in assessed if tried.cost is None and tried.hopeless is None]
         for _, group in groupby(sorted(left, key=_service_key), _service_key):
             seen.update(self._costs([seen[point] for point in group], len(left)))
-        return [seen[point] for point in points]
+        return list(seen.values())
 
     def _costs(self, group: Sequence[Tried], waiting: int) -> Iterator[tuple[Point, Tried]]:
         """Points of one service in turn, round by round, so that a machine that is slower for a while is so for all of

@@ -11,13 +11,13 @@ from tune_results import KEY, cost
 
 from colibrid.tune.forecast import Forecast, Left
 from colibrid.tune.points import experts_only
-from colibrid.tune.result import Cost, Point, Quality
+from colibrid.tune.result import Cost, Point, Quality, Tried
 from colibrid.tune.slo import parse_slo
 from colibrid.tune.store import Store
 from colibrid.tune.sweep import LONG_ENOUGH_S, ROUNDS, Sweep, far_beyond
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     Progress = Callable[[int, int], None]
@@ -71,11 +71,16 @@ def sweep_of(
     return Sweep(lab, store, forecast, limits, to_the_end=to_the_end), forecast
 
 
+def tried_of(sweep: Sweep, points: Sequence[Point]) -> list[Tried]:
+    """Quality and costs."""
+    return sweep.measure(sweep.assess(points, OWN))
+
+
 def test_without_limits_everything_is_measured_to_the_end(tmp_path: Path) -> None:
     """Each point once, in the order of the points, and all that was planned is done."""
     lab = FakeLab()
     sweep, forecast = sweep_of(tmp_path, lab)
-    tried = sweep.run(POINTS, OWN)
+    tried = tried_of(sweep, POINTS)
     assert [one.point for one in tried] == POINTS
     assert all(one.cost is not None and one.hopeless is None for one in tried)
     assert [len(lab.count(what)) for what in ("glimpse", "quality", "cost")] == [0, 4, 4]
@@ -87,7 +92,7 @@ def test_hopeless_points_cost_nothing_more(tmp_path: Path) -> None:
     """Far beyond a limit: given up after a part of the data, whose figures it keeps. Just beyond: after all of it."""
     lab = FakeLab()
     sweep, forecast = sweep_of(tmp_path, lab, "kl<0.0095")
-    own, one, half, three = sweep.run(POINTS, OWN)
+    own, one, half, three = tried_of(sweep, POINTS)
     assert own.cost is not None
     assert three.cost is not None
     assert one.hopeless == "after 100 tokens: kl<0.0095: kl is 0.063"
@@ -102,7 +107,7 @@ def test_hopeless_points_cost_nothing_more(tmp_path: Path) -> None:
 def test_the_own_setting_is_never_given_up(tmp_path: Path) -> None:
     """Others are compared with it, whatever the limits."""
     lab = FakeLab()
-    own, *_ = sweep_of(tmp_path, lab, "loss<0.1")[0].run(POINTS, OWN)
+    own, *_ = tried_of(sweep_of(tmp_path, lab, "loss<0.1")[0], POINTS)
     assert own.cost is not None
     assert own.hopeless is None
     assert OWN not in lab.count("glimpse")
@@ -111,14 +116,14 @@ def test_the_own_setting_is_never_given_up(tmp_path: Path) -> None:
 def test_small_data_is_read_as_a_whole(tmp_path: Path) -> None:
     """Where there is no part worth a look, points are given up after all of it."""
     lab = FakeLab(glimpses=False)
-    _, one, *_ = sweep_of(tmp_path, lab, "kl<0.02")[0].run(POINTS, OWN)
+    _, one, *_ = tried_of(sweep_of(tmp_path, lab, "kl<0.02")[0], POINTS)
     assert one.hopeless == "kl<0.02: kl is 0.07"
     assert one.quality.tokens == 1000
 
 
 def test_nothing_is_given_up_where_all_is_wanted(tmp_path: Path) -> None:
     """Points that keep no limit are measured to the end, too."""
-    tried = sweep_of(tmp_path, FakeLab(), "kl<0.02", to_the_end=True)[0].run(POINTS, OWN)
+    tried = tried_of(sweep_of(tmp_path, FakeLab(), "kl<0.02", to_the_end=True)[0], POINTS)
     assert all(one.cost is not None for one in tried)
 
 
@@ -127,7 +132,7 @@ def test_points_that_differ_in_speed_alone_share_their_quality(tmp_path: Path) -
     points = [Point(per_token=1, slots=slots) for slots in (4, 8)]
     lab = FakeLab()
     sweep, forecast = sweep_of(tmp_path, lab)
-    tried = sweep.run([OWN, *points], OWN)
+    tried = tried_of(sweep, [OWN, *points])
     assert len(lab.count("quality")) == 2
     assert len(lab.count("cost")) == 3
     assert tried[1].quality == tried[2].quality
@@ -139,7 +144,7 @@ def test_what_is_given_up_is_given_up_with_other_slots_too(tmp_path: Path) -> No
     points = [Point(per_token=1, slots=slots) for slots in (4, 8, 16)]
     lab = FakeLab()
     sweep, forecast = sweep_of(tmp_path, lab, "kl<0.02")
-    tried = sweep.run([OWN, *points], OWN)
+    tried = tried_of(sweep, [OWN, *points])
     assert len(lab.count("glimpse")) == 1
     assert all(one.hopeless is not None for one in tried[1:])
     assert [one.point for one in tried[1:]] == points
@@ -150,7 +155,7 @@ def test_services_are_opened_as_seldom_as_can_be(tmp_path: Path) -> None:
     """Costs are measured service by service, whatever the order of the points."""
     points = [OWN, *(Point(per_token=k, slots=slots) for k in (1, 3) for slots in (4, 8))]
     lab = FakeLab()
-    sweep_of(tmp_path, lab)[0].run(points, OWN)
+    tried_of(sweep_of(tmp_path, lab)[0], points)
     slots = [point.slots for point in lab.count("cost")]
     assert slots == [None, 4, 4, 8, 8]
 
@@ -159,14 +164,14 @@ def test_services_are_opened_as_seldom_as_can_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize("slo", [None, "kl<0.0095"])
 def test_an_interrupted_run_goes_on(tmp_path: Path, interrupted_at: int, slo: str | None) -> None:
     """Wherever it was: nothing that was finished is measured again, and the result is that of a run that was not."""
-    whole = sweep_of(tmp_path / "whole", FakeLab(), slo)[0].run(POINTS, OWN)
+    whole = tried_of(sweep_of(tmp_path / "whole", FakeLab(), slo)[0], POINTS)
     lab = FakeLab()
     lab.fail_at = interrupted_at
     with contextlib.suppress(KeyboardInterrupt):
-        sweep_of(tmp_path / "run", lab, slo)[0].run(POINTS, OWN)
+        tried_of(sweep_of(tmp_path / "run", lab, slo)[0], POINTS)
     before, lab.fail_at = list(lab.asked), None
     sweep, forecast = sweep_of(tmp_path / "run", lab, slo, resume=True)
-    assert sweep.run(POINTS, OWN) == whole
+    assert tried_of(sweep, POINTS) == whole
     assert forecast.left() == Left(0, whole=True)
     repeated = [asked for asked in lab.asked[len(before) :] if asked in before and asked[0] != "glimpse"]
     assert repeated == []
@@ -179,13 +184,13 @@ def test_short_rounds_take_turns(tmp_path: Path) -> None:
     lab = FakeLab()
     lab.round_s = LONG_ENOUGH_S / 3
     sweep, forecast = sweep_of(tmp_path, lab)
-    tried = sweep.run(POINTS, OWN)
+    tried = tried_of(sweep, POINTS)
     assert lab.count("cost") == POINTS * 3
     assert [one.cost.seconds for one in tried if one.cost] == pytest.approx([LONG_ENOUGH_S] * 4)
     assert forecast.left() == Left(0, whole=True)
     lab.round_s = LONG_ENOUGH_S / 100
     lab.asked.clear()
-    sweep_of(tmp_path / "shorter", lab)[0].run(POINTS, OWN)
+    tried_of(sweep_of(tmp_path / "shorter", lab)[0], POINTS)
     assert lab.count("cost") == POINTS * ROUNDS
 
 
@@ -195,7 +200,7 @@ def test_points_that_will_come_later_are_forecast(tmp_path: Path) -> None:
     lab.round_s = LONG_ENOUGH_S / 3
     sweep, forecast = sweep_of(tmp_path, lab, "kl<1")
     sweep.expect(2)
-    sweep.run(POINTS, OWN)
+    tried_of(sweep, POINTS)
     assert [forecast.planned(kind) for kind in ("glimpse", "quality", "cost")] == [2, 2, 6]
     sweep.expect(0)
     assert forecast.left() == Left(0, whole=True)
@@ -204,18 +209,18 @@ def test_points_that_will_come_later_are_forecast(tmp_path: Path) -> None:
 
 def test_a_finished_run_measures_nothing(tmp_path: Path) -> None:
     """It prepares nothing either."""
-    first = sweep_of(tmp_path, FakeLab())[0].run(POINTS, OWN)
+    first = tried_of(sweep_of(tmp_path, FakeLab())[0], POINTS)
     lab = FakeLab()
-    assert sweep_of(tmp_path, lab, resume=True)[0].run(POINTS, OWN) == first
+    assert tried_of(sweep_of(tmp_path, lab, resume=True)[0], POINTS) == first
     assert lab.asked == []
     assert lab.prepared == 0
 
 
 def test_other_limits_keep_what_is_known(tmp_path: Path) -> None:
     """Costs and qualities of all the data stay; a point that a look had settled is measured."""
-    sweep_of(tmp_path, FakeLab(), "kl<0.0095")[0].run(POINTS, OWN)
+    tried_of(sweep_of(tmp_path, FakeLab(), "kl<0.0095")[0], POINTS)
     lab = FakeLab()
-    tried = sweep_of(tmp_path, lab, resume=True)[0].run(POINTS, OWN)
+    tried = tried_of(sweep_of(tmp_path, lab, resume=True)[0], POINTS)
     assert all(one.cost is not None for one in tried)
     assert lab.count("quality") == [Point(per_token=1)]
     assert lab.count("cost") == [Point(per_token=1), Point(threshold=0.5)]
