@@ -81,12 +81,7 @@ CLB_DEVICE void make_plan(const clb_attend_args& a, plan& to) {
       const uint32_t seen = row.y + 1u - clb_first_seen(a.shape, row.y);
       items = ((row.x == CLB_NONE) ? 1u : split_count(seen)) * head_blocks(a.shape);
     }
-    uint32_t sum = items;
-#pragma unroll
-    for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
-      const uint32_t lower = __shfl_up_sync(CLB_FULL_WARP, sum, step);
-      sum += (lane >= step) ? lower : 0u;
-    }
+    const uint32_t sum = clb_warp_prefix(items, lane);
     to.first[t] = before + sum - items;
     before += __shfl_sync(CLB_FULL_WARP, sum, CLB_WARP - 1u);
   }

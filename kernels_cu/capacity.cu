@@ -51,11 +51,7 @@ CLB_DEVICE void choose_digit(capacity_shared& shared, uint32_t wanted) {
   const uint32_t warp = threadIdx.x / CLB_WARP;
   const uint32_t mine = DIGITS - 1u - threadIdx.x; /* the largest digit first */
   const uint32_t own = shared.digits[mine];
-  uint32_t sum = own;
-  for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
-    const uint32_t before = __shfl_up_sync(CLB_FULL_WARP, sum, step);
-    sum += (lane >= step) ? before : 0u;
-  }
+  uint32_t sum = clb_warp_prefix(own, lane);
   if (lane == CLB_WARP - 1u) shared.totals[warp] = sum;
   __syncthreads();
   for (uint32_t w = 0u; w < warp; w++)

@@ -20,6 +20,16 @@ CLB_DEVICE float clb_warp_sum(float value) {
   return value;
 }
 
+/* The sum of this lane's value and of those of all lanes before it; lane: 0 .. 31, of a whole warp. */
+CLB_DEVICE uint32_t clb_warp_prefix(uint32_t value, uint32_t lane) {
+#pragma unroll
+  for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
+    const uint32_t before = __shfl_up_sync(CLB_FULL_WARP, value, step);
+    value += (lane >= step) ? before : 0u;
+  }
+  return value;
+}
+
 /* ------------------------------------------------------------- element types */
 
 struct clb_bf16 {

@@ -38,12 +38,7 @@ CLB_DEVICE void sum_costs(uint32_t* start, uint32_t items) {
   uint32_t own = 0u;
   for (uint32_t i = begin; i < end; i++)
     own += start[i + 1u];
-  uint32_t sum = own;
-#pragma unroll
-  for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
-    const uint32_t before = __shfl_up_sync(CLB_FULL_WARP, sum, step);
-    sum += (lane >= step) ? before : 0u;
-  }
+  const uint32_t sum = clb_warp_prefix(own, lane);
   uint32_t at = sum - own;
   if (lane == 0u) start[0] = 0u;
   for (uint32_t i = begin; i < end; i++) {

@@ -94,12 +94,7 @@ struct clb_choices {
       const uint32_t count = rows_of(e);
       own += count + ((count > 0u) ? 65536u : 0u);
     }
-    uint32_t sum = own;
-#pragma unroll
-    for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
-      const uint32_t before = __shfl_up_sync(CLB_FULL_WARP, sum, step);
-      sum += (lane >= step) ? before : 0u;
-    }
+    const uint32_t sum = clb_warp_prefix(own, lane);
     uint32_t at = sum - own;
     for (uint32_t e = begin; e < end; e++) {
       const uint32_t count = rows_of(e);

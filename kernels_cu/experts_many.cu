@@ -54,12 +54,7 @@ CLB_DEVICE void count_units(const clb_expert_many_args& a, unit_table& table) {
     uint32_t own = 0u;
     for (uint32_t e = begin; e < end; e++)
       own += own_blocks<KIND, DOWN>(a, e);
-    uint32_t sum = own;
-#pragma unroll
-    for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
-      const uint32_t before = __shfl_up_sync(CLB_FULL_WARP, sum, step);
-      sum += (threadIdx.x >= step) ? before : 0u;
-    }
+    const uint32_t sum = clb_warp_prefix(own, threadIdx.x);
     uint32_t at = sum - own;
     for (uint32_t e = begin; e < end; e++) {
       table.before[e] = at;

@@ -50,12 +50,7 @@ static __device__ __forceinline__ void exclusive_scan(uint32_t* values, uint32_t
   const uint32_t lane = threadIdx.x % CLB_WARP;
   const uint32_t warp = threadIdx.x / CLB_WARP;
   const uint32_t own = values[threadIdx.x];
-  uint32_t sum = own;
-#pragma unroll
-  for (uint32_t step = 1u; step < CLB_WARP; step *= 2u) {
-    const uint32_t before = __shfl_up_sync(CLB_FULL_WARP, sum, step);
-    sum += (lane >= step) ? before : 0u;
-  }
+  const uint32_t sum = clb_warp_prefix(own, lane);
   if (lane == CLB_WARP - 1u) warp_totals[warp] = sum;
   __syncthreads();
   uint32_t base = 0u;
