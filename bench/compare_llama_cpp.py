@@ -35,7 +35,7 @@ from peers import (
     llama_version,
     prepare,
 )
-from report import MOST_BUSY, EngineResult, Pair, Results, ServerResult, markdown
+from report import MOST_BUSY, EngineResult, Pair, Results, Run, ServerResult, markdown
 
 from colibrid.cli.bench_report import machine_name
 
@@ -182,14 +182,28 @@ def server_result(plan: ServerPlan, slots: int, clients: int, reports: dict[Side
     )
 
 
+def begin(setup: Setup, mode: str, machine: str, say: Callable[[str], None]) -> Run:
+    """Looks at the machine, and warns where it is busy."""
+    busy = busy_share()
+    if busy > MOST_BUSY:
+        say(f"the machine is {busy:.0%} busy with other work: numbers of this run will say nothing")
+    return Run(
+        date=dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        commit=commit(),
+        machine=machine,
+        mode=mode,
+        threads=setup.threads,
+        busy=busy,
+        peer=llama_version(setup),
+    )
+
+
 def compare(
     setup: Setup, mode: str, machine: str, engine: Sequence[EnginePlan], server: Sequence[ServerPlan],
     say: Callable[[str], None],
 ) -> Results:  # fmt: skip
     """All plans, one after the other."""
-    busy = busy_share()
-    if busy > MOST_BUSY:
-        say(f"the machine is {busy:.0%} busy with other work: numbers of this run will say nothing")
+    run = begin(setup, mode, machine, say)
     engines = [compare_engine(setup, plan, say) for plan in engine]
     servers: list[ServerResult] = []
     same_text: dict[str, bool] = {}
@@ -198,13 +212,7 @@ def compare(
         servers += rows
         same_text[f"{plan.model} {plan.precision}"] = same
     return Results(
-        date=dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        commit=commit(),
-        machine=machine,
-        mode=mode,
-        threads=setup.threads,
-        busy=busy,
-        peer=llama_version(setup),
+        **msgspec.structs.asdict(run),
         prompt_tokens=PROMPT_TOKENS,
         max_tokens=MAX_TOKENS,
         engine=engines,

@@ -70,8 +70,8 @@ class WrkResult(msgspec.Struct, frozen=True, kw_only=True):
     memory_last_kib: int  # median of the second half
 
 
-class Results(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything of one run of compare_llama_cpp.py or measure.py."""
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured where: the same for every comparison with llama.cpp."""
 
     date: str
     commit: str
@@ -80,6 +80,11 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     busy: float  # share of all CPUs that others used just before
     peer: str
+
+
+class Results(Run, frozen=True, kw_only=True):
+    """Everything of one run of compare_llama_cpp.py or measure.py."""
+
     prompt_tokens: int  # over HTTP
     max_tokens: int
     engine: list[EngineResult]

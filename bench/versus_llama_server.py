@@ -10,7 +10,6 @@ part of docs/PERFORMANCE.md. Measure on an idle machine. Needs numpy.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import sys
 import time
 from dataclasses import dataclass
@@ -24,14 +23,13 @@ from compare_llama_cpp import (
     SMALL,
     Side,
     add_arguments,
-    busy_share,
-    commit,
+    begin,
     order,
     serve,
     setup_of,
 )
-from peers import BenchError, Precision, Setup, complete, http_report, llama_version, prepare
-from report import MOST_BUSY, between
+from peers import BenchError, Precision, Setup, complete, http_report, prepare
+from report import MOST_BUSY, Run, between
 
 from colibrid.cli.bench_intervals import Comparison, Figure, compare
 from colibrid.cli.bench_report import arrival_words
@@ -92,16 +90,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     found: Comparison  # ours against theirs
 
 
-class Results(msgspec.Struct, frozen=True, kw_only=True):
+class Results(Run, frozen=True, kw_only=True):
     """Everything of one run."""
 
-    date: str
-    commit: str
-    machine: str
-    mode: str
-    threads: int
-    busy: float  # share of all CPUs that others used just before
-    peer: str
     slots: int
     seconds: float  # that the run took
     same_text: dict[str, bool]  # model and precision -> both servers gave the same greedy text
@@ -175,9 +166,7 @@ def make_row(plan: Plan, sides: dict[Side, list[HttpReport]]) -> Row:
 
 def measure(setup: Setup, mode: str, machine: str, plans: Sequence[Plan], say: Callable[[str], None]) -> Results:
     """All plans, one after the other."""
-    began, busy = time.monotonic(), busy_share()
-    if busy > MOST_BUSY:
-        say(f"the machine is {busy:.0%} busy with other work: numbers of this run will say nothing")
+    began, run = time.monotonic(), begin(setup, mode, machine, say)
     rows: list[Row] = []
     same_text: dict[str, bool] = {}
     for plan in plans:
@@ -185,13 +174,7 @@ def measure(setup: Setup, mode: str, machine: str, plans: Sequence[Plan], say: C
         rows += found
         same_text[f"{plan.model} {plan.precision}"] = same
     return Results(
-        date=dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        commit=commit(),
-        machine=machine,
-        mode=mode,
-        threads=setup.threads,
-        busy=busy,
-        peer=llama_version(setup),
+        **msgspec.structs.asdict(run),
         slots=SLOTS,
         seconds=time.monotonic() - began,
         same_text=same_text,
