@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from colibrid.batch.request import ExpertPolicy
 from colibrid.config.profile import read_profile
 from colibrid.engine.spec import check_per_token, most_experts
 from colibrid.errors import ConfigError
+from colibrid.model.identity import pack_identity
 from colibrid.model.pack import open_pack
 from colibrid.paths import user_path
-from colibrid.tune.profile import check_pack, request_policy
 
 if TYPE_CHECKING:
-    from colibrid.batch.request import ExpertPolicy
+    from colibrid.config.profile import Profile
     from colibrid.config.settings import Settings
     from colibrid.model.cache import Resolved
     from colibrid.model.manifest import Manifest
@@ -53,3 +54,22 @@ def read_profiles(settings: Settings, manifest: Manifest, *, same_pack: bool = T
     if errors:
         raise ConfigError("\n".join(errors))
     return found
+
+
+def check_pack(profile: Profile, manifest: Manifest) -> None:
+    """ConfigError: the profile was made for another pack."""
+    own = pack_identity(manifest)
+    if profile.pack.rpartition("@")[2] != own.rpartition("@")[2]:
+        raise ConfigError(
+            f"{profile.source}: made for the pack {profile.pack}, but the model is {own}; run `colibrid tune` on this one "
+            "(a pack for the CPU, for a GPU, or of another precision is another pack), or leave the profile out"
+        )
+
+
+def request_policy(profile: Profile, manifest: Manifest) -> ExpertPolicy:
+    """What a request that names the profile uses: all of it is said, so that no other setting shows through."""
+    asked = profile.experts.per_token
+    if asked is None:
+        asked = [layer.experts_per_token for layer in manifest.layers]
+    per_token = tuple(asked) if isinstance(asked, list) else asked
+    return ExpertPolicy(per_token=per_token, threshold=profile.experts.threshold)

@@ -192,14 +192,15 @@ def _run(ground: _Ground) -> Result:
         )
         _check_lengths(order, ground.points, context)
         forecast = Forecast((lambda *_: None) if order.quiet else bar)
-        store = Store(order.folder, _key(ground, data), resume=order.resume)
+        key = _key(ground, data)
+        store = Store(order.folder, key, resume=order.resume)
         lab = EngineLab(runner, data, ground.points, _load(order, ground.settings), order.kl_tokens, forecast)
         sweep = Sweep(lab, store, forecast, order.limits, to_the_end=order.to_the_end)
         try:
             tried, layers = _search(ground, lab, store, sweep, forecast)
         finally:
             bar.close()
-    return _result(ground, data, tried, layers)
+    return _result(ground, data.name, key, tried, layers)
 
 
 def _check_lengths(order: _Order, points: Sequence[Point], context: int) -> None:
@@ -255,22 +256,22 @@ def _search(
     return sweep.measure([*assessed, *sweep.assess(more, own)]), layers
 
 
-def _result(ground: _Ground, data: Data, tried: Sequence[Tried], layers: Layers) -> Result:
+def _result(ground: _Ground, data: str, key: Key, tried: Sequence[Tried], layers: Layers) -> Result:
+    """data: the files' names."""
     from colibrid.tune.choose import choose, front  # noqa: PLC0415
-    from colibrid.tune.profile import pack_identity  # noqa: PLC0415
     from colibrid.tune.result import Result  # noqa: PLC0415
 
     order = ground.order
     choice = choose(tried, order.limits)
     return Result(
-        version=__version__,
+        version=key.version,
         model=ground.pack.manifest.name,
-        pack=pack_identity(ground.pack.manifest),
-        device=_device(ground),
-        machine=_machine(),
-        data=data.name,
-        data_sha256=data.sha256,
-        task=order.task,
+        pack=key.pack,
+        device=key.device,
+        machine=key.machine,
+        data=data,
+        data_sha256=key.data_sha256,
+        task=key.task,
         slo=order.slo,
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         tried=tuple(tried),
@@ -282,7 +283,7 @@ def _result(ground: _Ground, data: Data, tried: Sequence[Tried], layers: Layers)
 
 
 def _key(ground: _Ground, data: Data) -> Key:
-    from colibrid.tune.profile import pack_identity  # noqa: PLC0415
+    from colibrid.model.identity import pack_identity  # noqa: PLC0415
     from colibrid.tune.result import Point  # noqa: PLC0415
     from colibrid.tune.runner import serving  # noqa: PLC0415
     from colibrid.tune.store import Key, service_settings  # noqa: PLC0415

@@ -1,22 +1,12 @@
-"""The chosen point as a profile, with what was found of it as comments; and what pack a profile is for.
-
-A pack is named by what its files hold. Packs of one checkpoint for the CPU and for a GPU hold the same numbers in another
-order, and formats differ by pack, so each has a profile of its own: the figures that speak for a point were measured on
-that pack. Two conversions of one checkpoint for one device have one name, on any host.
-"""
+"""The chosen point as a profile, with what was found of it as comments."""
 
 from __future__ import annotations
 
-import hashlib
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from colibrid.batch.request import ExpertPolicy
 from colibrid.config.profile import PROFILE_VERSION
 from colibrid.config.render import scalar
-from colibrid.errors import ConfigError
 from colibrid.tune.files import replace_file
 from colibrid.tune.points import most_per_token, point_name
 
@@ -24,46 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from colibrid.config.profile import Profile
-    from colibrid.model.manifest import Manifest
     from colibrid.tune.points import Shape
     from colibrid.tune.result import Cost, Quality, Result, Tried
 
-_DIGITS = 16
-_MOST_NAME = 256  # characters, of a profile's pack: line
 _WIDTH = 118
-
-
-def pack_identity(manifest: Manifest) -> str:
-    """`name@digits`: the digits change with any weight, shape or format, and with nothing else. The name is for people.
-
-    Files without a checksum (packs that were written by hand, dummy weights) count by their descriptions alone.
-    """
-    digest = hashlib.sha256()
-    for part in (manifest.backend, manifest.hyperparameters, manifest.layers):
-        digest.update(msgspec.json.encode(part))
-    for file in manifest.files:
-        digest.update(msgspec.json.encode((file.name, file.bytes, file.sections, file.sha256)))
-    return f"{manifest.name[:_MOST_NAME]}@{digest.hexdigest()[:_DIGITS]}"
-
-
-def check_pack(profile: Profile, manifest: Manifest) -> None:
-    """ConfigError: the profile was made for another pack."""
-    own = pack_identity(manifest)
-    if profile.pack.rpartition("@")[2] != own.rpartition("@")[2]:
-        raise ConfigError(
-            f"{profile.source}: made for the pack {profile.pack}, but the model is {own}; run `colibrid tune` on this one "
-            "(a pack for the CPU, for a GPU, or of another precision is another pack), or leave the profile out"
-        )
-
-
-def request_policy(profile: Profile, manifest: Manifest) -> ExpertPolicy:
-    """What a request that names the profile uses: all of it is said, so that no other setting shows through."""
-    asked = profile.experts.per_token
-    if asked is None:
-        asked = [layer.experts_per_token for layer in manifest.layers]
-    per_token = tuple(asked) if isinstance(asked, list) else asked
-    return ExpertPolicy(per_token=per_token, threshold=profile.experts.threshold)
 
 
 def profile_text(result: Result, shape: Shape) -> str:

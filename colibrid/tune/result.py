@@ -92,7 +92,7 @@ class Result(Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     version: str  # colibrid's
     model: str
-    pack: str  # what `colibrid.tune.profile.pack_identity` says of the pack; a profile is for this one
+    pack: str  # what `colibrid.model.identity.pack_identity` says of the pack; a profile is for this one
     device: str
     machine: str
     data: str  # file name

@@ -7,18 +7,21 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from daemon_process import DEADLINE_S, DaemonProcess, wait_for
-from tune_results import result, tried
+from tune_results import EIGHT, manifest, result, tried
 
 from colibrid.batch.request import ExpertPolicy
 from colibrid.cli.main import run
-from colibrid.cli.profiles import read_profiles
+from colibrid.cli.profiles import check_pack, read_profiles, request_policy
 from colibrid.config.load import Override, load
+from colibrid.config.profile import read_profile
 from colibrid.errors import ConfigError
 from colibrid.model.cache import BUNDLED_MODEL
+from colibrid.model.identity import pack_identity
 from colibrid.tune.points import shape_of
-from colibrid.tune.profile import pack_identity, write_profile
+from colibrid.tune.profile import write_profile
 from colibrid.tune.result import Point
 
 if TYPE_CHECKING:
@@ -152,3 +155,27 @@ def test_origins_name_the_profile(
     (slots,) = [line for line in shown if line.startswith("  slots: 8")]
     assert f"# {file}:" in experts
     assert f"# {file}:" in slots
+
+
+def test_another_pack_is_refused_with_both_names(tmp_path: Path) -> None:
+    """A renamed pack is the same one."""
+    path = tmp_path / "p.yaml"
+    own = manifest()
+    write_profile(result(tried(), pack=pack_identity(own)), EIGHT, path)
+    check_pack(read_profile(path), msgspec.structs.replace(own, name="renamed"))
+    other = msgspec.structs.replace(own, backend="cuda", name="other")
+    with pytest.raises(ConfigError) as caught:
+        check_pack(read_profile(path), other)
+    assert pack_identity(own) in str(caught.value)
+    assert pack_identity(other) in str(caught.value)
+
+
+def test_requests_get_all_of_a_profile(tmp_path: Path) -> None:
+    """The model's own numbers are said, too, so that settings do not take their place."""
+    path = tmp_path / "p.yaml"
+    write_profile(result(tried(point=Point(threshold=0.2))), EIGHT, path)
+    policy = request_policy(read_profile(path), manifest())
+    assert (policy.per_token, policy.threshold) == ((2, 2, 2, 2), 0.2)
+    write_profile(result(tried(point=Point(per_token=1))), EIGHT, path)
+    policy = request_policy(read_profile(path), manifest())
+    assert (policy.per_token, policy.threshold) == (1, 0.0)

@@ -14,8 +14,8 @@ from tune_results import result, tried
 from colibrid.cli.main import run
 from colibrid.cli.tune_table import table
 from colibrid.config.profile import read_profile
+from colibrid.model.identity import pack_identity
 from colibrid.tune import report
-from colibrid.tune.profile import pack_identity
 from colibrid.tune.result import Point, Result
 
 if TYPE_CHECKING:

@@ -6,23 +6,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from tune_results import EIGHT, cost, manifest, result, tried
+from tune_results import EIGHT, cost, result, tried
 
-from colibrid.cli.models import checksum
 from colibrid.config.profile import read_profile
 from colibrid.errors import ConfigError
-from colibrid.model.cache import BUNDLED_MODEL
-from colibrid.model.convert import convert
-from colibrid.model.manifest import Layer
-from colibrid.model.pack import open_pack
-from colibrid.tune.profile import check_pack, pack_identity, profile_text, request_policy, write_profile
+from colibrid.tune.profile import profile_text, write_profile
 from colibrid.tune.result import Point
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from colibrid.engine.library import Library
-    from colibrid.model.pack import Pack
 
 replace = msgspec.structs.replace
 POINT = Point(per_token=(1, 2, 2, 1), threshold=0.2, max_tokens_per_expert=64, window_ms=2.0, slots=8)
@@ -72,57 +65,6 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     """With what to do."""
     with pytest.raises(ConfigError, match="cannot be written: .*--out"):
         write_profile(result(tried()), EIGHT, tmp_path / "none" / "p.yaml")
-
-
-def test_an_identity_changes_with_what_a_pack_holds() -> None:
-    """Weights, formats, shapes and the device; not with its name, version or texts."""
-    own = manifest()
-    file, digits = own.files[0], pack_identity(own).partition("@")[2]
-    same = [replace(own, created_by="another version"), replace(own, name="renamed"), manifest()]
-    assert {pack_identity(one).partition("@")[2] for one in same} == {digits}
-    section = replace(file.sections[0], precision="fp16")
-    others = [
-        replace(own, files=(replace(file, sha256="ef" * 32),)),
-        replace(own, files=(replace(file, sha256=None),)),
-        replace(own, files=(replace(file, sections=(section,)),)),
-        replace(own, backend="cuda"),
-        replace(own, layers=(*own.layers[:3], Layer(ffn="dense"))),
-    ]
-    found = {pack_identity(one).partition("@")[2] for one in others}
-    assert len(found) == len(others)
-    assert digits not in found
-    assert pack_identity(own).startswith("small@")
-
-
-def test_two_conversions_have_one_identity(bundled_pack: Pack, library: Library, tmp_path: Path) -> None:
-    """A profile follows a model to another host, where it is converted again."""
-    convert(BUNDLED_MODEL, tmp_path / "again", crc32c=checksum(library))
-    again = open_pack(tmp_path / "again").manifest
-    assert pack_identity(again).partition("@")[2] == pack_identity(bundled_pack.manifest).partition("@")[2]
-
-
-def test_another_pack_is_refused_with_both_names(tmp_path: Path) -> None:
-    """A renamed pack is the same one."""
-    path = tmp_path / "p.yaml"
-    own = manifest()
-    write_profile(result(tried(), pack=pack_identity(own)), EIGHT, path)
-    check_pack(read_profile(path), replace(own, name="renamed"))
-    other = replace(own, backend="cuda", name="other")
-    with pytest.raises(ConfigError) as caught:
-        check_pack(read_profile(path), other)
-    assert pack_identity(own) in str(caught.value)
-    assert pack_identity(other) in str(caught.value)
-
-
-def test_requests_get_all_of_a_profile(tmp_path: Path) -> None:
-    """The model's own numbers are said, too, so that settings do not take their place."""
-    path = tmp_path / "p.yaml"
-    write_profile(result(tried(point=Point(threshold=0.2))), EIGHT, path)
-    policy = request_policy(read_profile(path), manifest())
-    assert (policy.per_token, policy.threshold) == ((2, 2, 2, 2), 0.2)
-    write_profile(result(tried(point=Point(per_token=1))), EIGHT, path)
-    policy = request_policy(read_profile(path), manifest())
-    assert (policy.per_token, policy.threshold) == (1, 0.0)
 
 
 def test_costs_and_own_costs_are_evidence() -> None:
