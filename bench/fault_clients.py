@@ -11,7 +11,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from fault_kit import LONG, SHORT, Figure, Victim, count, private_kib, require, took, wait_for
+from fault_kit import LONG, SHORT, Figure, Victim, count, require, took, wait_for
+from outside import private_kib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

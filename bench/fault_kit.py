@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
+from outside import log_events
 
 if TYPE_CHECKING:
     import signal
@@ -107,7 +108,7 @@ class Victim:
     @property
     def events(self) -> list[dict[str, Any]]:
         """What it has logged."""
-        return [json.loads(line) for line in self.stderr_path.read_text().splitlines() if line.startswith("{")]
+        return log_events(self.stderr_path)
 
     def logged(self, name: str) -> list[dict[str, Any]]:
         """All events of this name."""
@@ -192,15 +193,6 @@ class Victim:
 
     def children(self) -> int:
         return len(Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split())
-
-
-def private_kib(pid: int) -> int:
-    """Memory that this process has written and shares with none.
-
-    Clean pages of files are left out: they count as private or shared with whoever else has the same files mapped.
-    """
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
 
 
 def shared_memory_files() -> set[str]:

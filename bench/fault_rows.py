@@ -24,12 +24,12 @@ from fault_kit import (
     Poller,
     Victim,
     count,
-    private_kib,
     require,
     shared_memory_files,
     took,
     wait_for,
 )
+from outside import private_kib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

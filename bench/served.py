@@ -11,7 +11,6 @@ It must end with exit code 0, and no log line may be above `warning`.
 from __future__ import annotations
 
 import importlib
-import json
 import signal
 import subprocess
 import sys
@@ -19,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, Self
+
+from outside import log_events, private_kib
 
 START_S = 300.0
 STOP_S = 60.0
@@ -69,8 +70,7 @@ class Served:
 
     def events(self) -> list[dict[str, Any]]:
         """What it has logged."""
-        lines = self._log.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
+        return log_events(self._log)
 
     def device_free(self) -> int:
         """Free bytes of the GPU, whoever holds the others; 0 on the CPU."""
@@ -91,7 +91,7 @@ class Served:
     def private_kib(self) -> tuple[int, int]:
         """Memory that the daemon has written and shares with none, and its engine; clean pages of files are not counted."""
         (engine,) = (event["pid"] for event in self.events() if event["event"] == "engine_ready")
-        return _private_kib(self.process.pid), _private_kib(engine)
+        return private_kib(self.process.pid), private_kib(engine)
 
     def descriptors(self) -> int:
         """That the daemon has open."""
@@ -154,11 +154,6 @@ def cpu_seconds(pid: int) -> float:
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def _private_kib(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty"))
 
 
 def _resident_kib(pid: int) -> int:

@@ -11,6 +11,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
+from outside import log_events
+
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterator, Mapping, Sequence
@@ -53,16 +55,16 @@ class DaemonProcess:
 
     @property
     def stdout(self) -> str:
-        return self.stdout_path.read_text()
+        return self.stdout_path.read_text(errors="replace")  # half a character, while it writes
 
     @property
     def stderr(self) -> str:
-        return self.stderr_path.read_text()
+        return self.stderr_path.read_text(errors="replace")
 
     @property
     def events(self) -> list[dict[str, Any]]:
         """What it has logged."""
-        return [json.loads(line) for line in self.stderr.splitlines() if line.startswith("{")]
+        return log_events(self.stderr_path)
 
     def wait_event(self, name: str) -> dict[str, Any]:
         """The first event of this name."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from daemon_process import DaemonProcess
 from hostile import HOSTILE, MALFORMED
+from outside import private_kib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ALL = {name: case for name, case in (HOSTILE | MALFORMED).items() if case[2] >= 400}  # the others only take long
 CANARY = {"prompt": "Once upon a time", "max_tokens": 20, "temperature": 1.0, "seed": 11, "logprobs": 2}
-GROWTH_BYTES = 64 << 20  # of the daemon after a first pass: less than the bodies of one pass together
+GROWTH_KIB = 64 << 10  # of the daemon after a first pass: less than the bodies of one pass together
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,6 @@ def ask_canary(daemon: DaemonProcess) -> Any:
     status, answer = daemon.request("POST", "/v1/completions", CANARY)
     assert status == 200, answer
     return answer["choices"]
-
-
-def private_bytes(pid: int) -> int:
-    """Memory that only this process has."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
 
 
 @pytest.mark.parametrize("name", MALFORMED)
@@ -63,7 +57,7 @@ def test_neighbours_are_undisturbed(daemon: DaemonProcess) -> None:
             seen.append(ask_canary(daemon))
 
     one_pass(daemon)  # caches fill, pools reach their size
-    before = private_bytes(daemon.process.pid)
+    before = private_kib(daemon.process.pid)
     canary = threading.Thread(target=ask_on)
     canary.start()
     try:
@@ -74,7 +68,7 @@ def test_neighbours_are_undisturbed(daemon: DaemonProcess) -> None:
         canary.join()
     assert len(seen) > 1
     assert all(found == expected for found in seen)
-    assert private_bytes(daemon.process.pid) - before < GROWTH_BYTES
+    assert private_kib(daemon.process.pid) - before < GROWTH_KIB
     assert not [event for event in daemon.events if event["level"] == "error"]
 
 

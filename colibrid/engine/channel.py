@@ -171,7 +171,7 @@ class DaemonChannel:
         size = int(self.layout.total_bytes)
         self.fd = os.memfd_create("colibrid-channel", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self.fd, size)
+            os.posix_fallocate(self.fd, 0, size)  # its pages, too: none is asked for once requests come
             self._map = _Mapping(self.fd, size)
         except OSError as error:
             os.close(self.fd)
