@@ -11,7 +11,7 @@ import engine_device
 import kernel_harness
 import pytest
 import structlog
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import colibrid
 from colibrid.engine import device_cuda
@@ -23,20 +23,26 @@ from colibrid.model.pack import Pack, open_pack
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# The same examples in each run, however slow the machine is. make fuzz-histories looks for others.
+settings.register_profile(
+    "steady", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--histories", type=int, help="random histories of each state machine of hypothesis")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --histories the state machines run as many, others nothing."""
+    """With --histories the state machines run as many, each time others; other tests do not run."""
     count = config.getoption("--histories")
     if count is None:
         return
     items[:] = [item for item in items if isinstance(getattr(getattr(item, "cls", None), "settings", None), settings)]
     for item in items:
         machine = getattr(item, "cls")  # noqa: B009 - an attribute that Item does not declare
-        machine.settings = settings(machine.settings, max_examples=count)
+        machine.settings = settings(machine.settings, max_examples=count, derandomize=False)
 
 
 @pytest.fixture(autouse=True)
