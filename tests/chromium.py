@@ -122,8 +122,7 @@ async def tab(folder: Path, *, width: int = 1280, height: int = 900, dark: bool 
     )
     try:
         async with aiohttp.ClientSession() as session:
-            pages = await _pages(session, folder)
-            address = next(one["webSocketDebuggerUrl"] for one in pages if one["type"] == "page")
+            address = await _page_address(session, folder)
             async with session.ws_connect(address, max_msg_size=1 << 26) as socket:
                 found = Tab(socket)
                 listening = asyncio.create_task(found.listen())
@@ -144,14 +143,19 @@ async def tab(folder: Path, *, width: int = 1280, height: int = 900, dark: bool 
         await process.wait()
 
 
-async def _pages(session: aiohttp.ClientSession, folder: Path) -> list[dict[str, str]]:
+async def _page_address(session: aiohttp.ClientSession, folder: Path) -> str:
+    """Of the first page, which may come later than the port that tells of it."""
     port = folder / "DevToolsActivePort"
     async with asyncio.timeout(DEADLINE_S):
-        while not _read(port):  # noqa: ASYNC110 - another process writes it
+        while len(_read(port)) < 2:  # noqa: ASYNC110 - another process writes it
             await asyncio.sleep(0.05)  # the browser has no event for it
-        async with session.get(f"http://127.0.0.1:{_read(port)[0]}/json/list") as answer:
-            found: list[dict[str, str]] = await answer.json(content_type=None)
-    return found
+        while True:
+            async with session.get(f"http://127.0.0.1:{_read(port)[0]}/json/list") as answer:
+                targets: list[dict[str, str]] = await answer.json(content_type=None)
+            for one in targets:
+                if one["type"] == "page":
+                    return one["webSocketDebuggerUrl"]
+            await asyncio.sleep(0.05)
 
 
 def _read(file: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,35 +115,41 @@ async def test_the_engine_can_be_watched(daemon: DaemonProcess, tmp_path: Path) 
     """While answers run, slots fill, tokens are counted and experts light up; stopping frees the slot."""
     async with opened(daemon, tmp_path, dark=True) as page:
         await page.run("document.querySelector('#max-tokens').value = 1500")
-        streams = [asyncio.to_thread(_long_answer, daemon, number) for number in range(3)]
+        over = threading.Event()
+        streams = [asyncio.to_thread(_long_answers, daemon, number, over) for number in range(3)]
         others = [asyncio.ensure_future(one) for one in streams]
-        await page.type("#chat-input", "Tell me a very long story")
-        await page.press("#chat-send")
-        await page.until("document.querySelectorAll('.cell.running').length >= 2")
-        await page.until("Number(document.querySelector('#rate').textContent) > 0")
-        await shot(page, tmp_path, "slots")
-        await asyncio.gather(*others)
-        await page.until("last.load.some((row) => row.assignments.some((count) => count > 0))")
-        await page.until("recent.some((row) => row.some((count) => count > 0.5))")
-        drawn = (
-            "(() => { const c = document.querySelector('#heat'); const d = c.getContext('2d')"
-            ".getImageData(0, 0, c.width, c.height).data; const s = new Set();"
-            " for (let i = 0; i < d.length; i += 4) s.add(d[i] * 65536 + d[i + 1] * 256 + d[i + 2]); return s.size; })()"
-        )
-        assert await page.until(f"{drawn} > 20")
-        await page.hover("#heat")
-        assert "times the layer's mean" in await page.run("document.querySelector('#heat-said').textContent")
-        await shot(page, tmp_path, "watching")
+        try:
+            await page.type("#chat-input", "Tell me a very long story")
+            await page.press("#chat-send")
+            await page.until("document.querySelectorAll('.cell.running').length >= 2")
+            await page.until("Number(document.querySelector('#rate').textContent) > 0")
+            await shot(page, tmp_path, "slots")
+            await page.until("last.load.some((row) => row.assignments.some((count) => count > 0))")
+            await page.until("recent.some((row) => row.some((count) => count > 0.5))")
+            drawn = (
+                "(() => { const c = document.querySelector('#heat'); const d = c.getContext('2d')"
+                ".getImageData(0, 0, c.width, c.height).data; const s = new Set();"
+                " for (let i = 0; i < d.length; i += 4) s.add(d[i] * 65536 + d[i + 1] * 256 + d[i + 2]); return s.size; })()"
+            )
+            assert await page.until(f"{drawn} > 20")
+            await page.hover("#heat")
+            assert "times the layer's mean" in await page.run("document.querySelector('#heat-said').textContent")
+            await shot(page, tmp_path, "watching")
+        finally:
+            over.set()
+            await asyncio.gather(*others)
         if await page.run("running !== null"):
             await page.press("#chat-send")
             await page.until("running === null")
         await page.until("document.querySelectorAll('.cell.running').length === 0")
 
 
-def _long_answer(daemon: DaemonProcess, number: int) -> None:
+def _long_answers(daemon: DaemonProcess, number: int, over: threading.Event) -> None:
+    """One after another, until what they are for has been seen."""
     body = {"prompt": f"Story {number}:", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-    with daemon.open("POST", "/v1/completions", body, {"Authorization": f"Bearer {KEY}"}) as response:
-        assert b"[DONE]" in response.read()
+    while not over.is_set():
+        with daemon.open("POST", "/v1/completions", body, {"Authorization": f"Bearer {KEY}"}) as response:
+            assert b"[DONE]" in response.read()
 
 
 async def test_a_wrong_key(daemon: DaemonProcess, tmp_path: Path) -> None:

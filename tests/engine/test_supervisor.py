@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from colibrid.engine.library import Library
     from colibrid.model.pack import Pack
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 class Listener:
@@ -178,10 +178,12 @@ async def test_an_idle_engine_sleeps(make: Make, spec: EngineSpec) -> None:
     await supervisor.wait_ready()
     assert listener.session is not None
     await complete_one_request(listener.session)
-    await asyncio.sleep(0.2)
-    before = cpu_seconds(pid_of(supervisor))
-    await asyncio.sleep(1.0)
-    assert cpu_seconds(pid_of(supervisor)) - before < 0.05
+    spent = []  # the least counts: what the request has left to be done is no idling
+    for _ in range(4):
+        before = cpu_seconds(pid_of(supervisor))
+        await asyncio.sleep(1.0)
+        spent.append(cpu_seconds(pid_of(supervisor)) - before)
+    assert min(spent) < 0.05
 
 
 async def test_a_stopped_engine_is_killed_and_replaced(make: Make) -> None:
@@ -206,23 +208,28 @@ async def test_changed_bounds_count_at_once(make: Make) -> None:
 
 
 async def test_an_idle_engine_is_left_alone(make: Make) -> None:
-    """An idle engine moves its counter once a second, so a short timeout does not end it."""
-    supervisor, _ = make(stall_timeout_s=2.0)
+    """An idle engine moves its counter once a second, so a timeout of some seconds does not end it."""
+    supervisor, _ = make(stall_timeout_s=4.0)
     await supervisor.wait_ready()
     first = supervisor.engine_pid
-    await asyncio.sleep(3.5)
+    await asyncio.sleep(6.0)
     assert supervisor.engine_pid == first
     assert supervisor.readiness.phase == "ready"
 
 
-async def test_a_daemon_that_was_stopped_does_not_blame_its_engine(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time in which this process did not run is not held against an engine."""
-    supervisor, _ = make(stall_timeout_s=2.0)
+async def test_a_daemon_that_was_stopped_does_not_blame_its_engine(make: Make) -> None:
+    """Time in which this process did not run is not held against an engine, not even one that stands still."""
+    supervisor, listener = make(stall_timeout_s=60.0)
     await supervisor.wait_ready()
-    first = supervisor.engine_pid
-    supervisor._last_tick -= 100.0
-    await asyncio.sleep(0.5)
-    assert supervisor.engine_pid == first
+    first = pid_of(supervisor)
+    os.kill(first, signal.SIGSTOP)
+    last = supervisor._last_tick = supervisor._last_tick - 100.0
+    async with asyncio.timeout(DEADLINE_S):
+        while supervisor._last_tick == last:  # noqa: ASYNC110 - a timer sets it
+            await asyncio.sleep(0.05)
+    assert supervisor._progress_age < 2.0
+    assert listener.told == ["ready"]
+    os.kill(first, signal.SIGCONT)
 
 
 async def test_loading_has_a_bound_of_its_own(make: Make) -> None:
@@ -236,8 +243,9 @@ async def test_loading_has_a_bound_of_its_own(make: Make) -> None:
     assert "engine.load_timeout_s 1.0" in str(supervisor.readiness.reason)
 
 
-async def test_a_crash_loop_ends(make: Make) -> None:
+async def test_a_crash_loop_ends(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines that keep dying before they complete a request are given up, with a reason."""
+    monkeypatch.setattr("colibrid.engine.supervisor.CRASH_LOOP_SECONDS", 3600.0)  # however slow their starts
     supervisor, listener = make()
     for _ in range(CRASH_LOOP_ENGINES):
         await supervisor.wait_ready()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from colibrid.engine.library import Library
     from colibrid.model.pack import Pack
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ class Desk:
     def __init__(self) -> None:
         self.library = ScriptedLibrary()
         self.ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.ours.settimeout(10)
+        self.ours.settimeout(60)
         self.theirs = theirs
         self.desk = SwapDesk(cast("Library", self.library), theirs)
 

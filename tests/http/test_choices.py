@@ -138,8 +138,8 @@ async def test_as_many_choices_as_there_are_slots(server: Server) -> None:
 async def test_one_failing_choice_ends_the_answer(server: Server) -> None:
     """An error of one choice is the answer's, and the others are cancelled."""
     server.service.refusal = None
-    server.service.pause_s = 0.01
-    body = ASK[COMPLETIONS] | {"n": 3, "stream": True, "timeout_s": 0.03}
+    server.service.pause_s = 0.3
+    body = ASK[COMPLETIONS] | {"n": 3, "stream": True, "timeout_s": 0.5}
     answer = await server.post(COMPLETIONS, body)
     assert answer.events[-1]["error"]["code"] == "timeout"
     assert server.service.live == set()

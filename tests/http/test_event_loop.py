@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.http.conftest import Server
 
 LONGEST_S = 0.5  # ten times what an idle machine must keep
+ROUNDS = 5  # the least counts: another process may hold the processor, too
 
 
 def send(server: Server, path: str, raw: bytes) -> int:
@@ -39,11 +40,23 @@ async def longest_gap(work: Any) -> tuple[Any, float]:
     return work.result(), longest
 
 
+async def least_gap(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What `work` gives, and the least of some longest gaps, or the first one that is short enough."""
+    found, least = await longest_gap(asyncio.ensure_future(work()))
+    for _ in range(ROUNDS - 1):
+        if least < LONGEST_S:
+            break
+        again, gap = await longest_gap(asyncio.ensure_future(work()))
+        assert again == found
+        least = min(least, gap)
+    return found, least
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_loop_turns_meanwhile(server: Server, name: str) -> None:
     """Whatever is sent, the answer has the right status and the loop is never held for long."""
     path, raw, status = HOSTILE[name]
-    found, gap = await longest_gap(asyncio.ensure_future(asyncio.to_thread(send, server, path, raw)))
+    found, gap = await least_gap(lambda: asyncio.to_thread(send, server, path, raw))
     assert found == status
     assert gap < LONGEST_S
     assert (await server.post(COMPLETIONS, {"prompt": "Hi"})).status == 200
@@ -52,8 +65,9 @@ async def test_loop_turns_meanwhile(server: Server, name: str) -> None:
 async def test_many_at_a_time(server: Server) -> None:
     """Several large bodies at once are read one after another: their times do not add up."""
     path, raw, status = HOSTILE["one escaped text"]
-    work = asyncio.gather(*(asyncio.to_thread(send, server, path, raw) for _ in range(6)))
-    found, gap = await longest_gap(work)
+    found, gap = await least_gap(
+        lambda: asyncio.gather(*(asyncio.to_thread(send, server, path, raw) for _ in range(6)))
+    )
     assert found == [status] * 6
     assert gap < LONGEST_S
 
@@ -63,6 +77,6 @@ async def test_a_prompt_of_27_megabytes(make_server: Callable[..., Any]) -> None
     raw = prompt(b'"' + b"a" * (27 << 20) + b'"')
     for settings, status in (({}, 413), ({"max_body_bytes": 64 << 20}, 400)):
         server = await make_server(server=settings)
-        found, gap = await longest_gap(asyncio.ensure_future(asyncio.to_thread(send, server, COMPLETIONS, raw)))
+        found, gap = await least_gap(lambda server=server: asyncio.to_thread(send, server, COMPLETIONS, raw))
         assert found == status
         assert gap < LONGEST_S

@@ -265,7 +265,7 @@ async def test_sink(make_server: Callable[..., Any]) -> None:
         def send(self, samples: Any) -> None:
             got.append(samples)
             arrived.set()
-            room.wait(10)
+            room.wait(120)
             if len(got) < 3:
                 raise OSError("unreachable")
 
@@ -273,7 +273,7 @@ async def test_sink(make_server: Callable[..., Any]) -> None:
     health = server.state.plugins.health
 
     async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - a thread sets it
                 await asyncio.sleep(0.01)
 

@@ -221,7 +221,7 @@ async def test_requests_at_once_over_http(make_server: Callable[..., Any]) -> No
         refused = await server.post("/v1/completions", {"prompt": "Hi"}, **SENT)
         assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
     server.service.pause_s = 0.0
-    for _ in range(500):
+    for _ in range(6000):
         answer = await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1}, **SENT)
         if answer.status == 200:
             break
@@ -245,7 +245,7 @@ async def test_no_room_is_told_before_the_body_comes(server: Server, path: str) 
     reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n"
     writer.write(head.encode())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         found = await reader.readuntil(b"\r\n\r\n")
     writer.close()
     assert found.startswith(b"HTTP/1.1 503")

@@ -24,7 +24,7 @@ REQUEST = {"prompt": "Hi", "max_tokens": 400, "stream": True}
 
 async def until(condition: Callable[[], bool]) -> None:
     """Waits until `condition` holds; the test's own time limit is the bound."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - the condition is of the other side
             await asyncio.sleep(0.005)
 
@@ -88,7 +88,7 @@ async def test_mistakes_of_ours_end_a_stream_without_details(make_server: Callab
 async def test_silence_is_broken_by_pings(make_server: Callable[..., Any], path: str) -> None:
     """While nothing arrives, comments keep the connection alive; clients do not see them as events."""
     server = await make_server([568], server={"sse_ping_s": 0.02})
-    server.service.pause_s = 0.2
+    server.service.pause_s = 1.0
     answer = await server.post(path, REQUEST | {"messages": [{"role": "user", "content": "Hi"}]})
     assert answer.raw.count(b": ping\n\n") >= 2
     assert b'"The"' in answer.raw
@@ -152,7 +152,7 @@ async def test_slow_readers_do_not_hold_their_slots(make_server: Callable[..., A
     await until(lambda: generation.ended)
     assert generation.result is not None
     read = bytearray()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while b"[DONE]" not in read[-40:]:
             read += await loop.sock_recv(client, 65536)
     client.close()
@@ -164,7 +164,7 @@ async def test_many_slow_readers_are_cut_off_and_others_served(
     make_server: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers of log-probabilities at a crawl are cut off, with little held for each; a quick one beside them is served."""
-    monkeypatch.setattr("colibrid.http.connection.WRITE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("colibrid.http.connection.WRITE_TIMEOUT_S", 3.0)  # all are there before one is cut off
     server = await make_server([568] * 20_000)
     server.service.info = msgspec.structs.replace(server.service.info, max_seq_len=1 << 20)
     body = b'{"prompt": "Hi", "max_tokens": 20000, "stream": true, "logprobs": 20}'
