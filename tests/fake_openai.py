@@ -37,11 +37,11 @@ class FakeServer:
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever)
         thread.start()
-        runner = asyncio.run_coroutine_threadsafe(self._start(), loop).result(10)
+        runner = asyncio.run_coroutine_threadsafe(self._start(), loop).result(60)
         try:
             yield self
         finally:
-            asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()

@@ -142,7 +142,9 @@ async def test_a_hundred_swaps_under_32_streams(
         counters = session.channel.stats()[1]
         assert (counters.allocations_after_open, counters.requests_failed) == (0, 0)
         assert counters.weights_generation == SWAPS + 1
-        assert descriptors(live.fleet.supervisors[0].engine_pid) == held
+        async with asyncio.timeout(60):  # a thread may be about to close one
+            while descriptors(live.fleet.supervisors[0].engine_pid) != held:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         assert pool.counts.failed == 0
         live.fleet.check()
     across = [one for one in served if one.usage.switches]
@@ -228,7 +230,7 @@ async def test_a_restarted_engine_gets_the_experts_again(library: Library, bundl
         assert changed != first
         supervisor.end("a test")
         await asyncio.sleep(0)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await live.fleet.wait_ready()
         assert await ask(pool) == changed
         assert supervisor.readiness.restarts == 1
@@ -292,7 +294,7 @@ async def test_two_engines_switch_together(library: Library, bundled_pack: Pack,
     async with serving(library, bundled_pack, **settings) as live:
         pool, supervisors = live.scheduler, live.fleet.supervisors
         assert pool.swaps is not None
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await asyncio.gather(*(one.wait_ready() for one in supervisors))
         old = await of_each(pool)
         assert old[0] == old[1]
@@ -301,7 +303,7 @@ async def test_two_engines_switch_together(library: Library, bundled_pack: Pack,
         assert new[0] == new[1] == (new[0][0], 1)
         assert new[0][0] != old[0][0]
         supervisors[1].end("a test")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await supervisors[1].wait_ready()
         assert await of_each(pool) == new
         await pool.swaps.replace(LAYER, EXPERT, str(folder / "old.bin"), None)

@@ -32,7 +32,7 @@ def test_no_request_breaks_the_server(daemon: DaemonProcess) -> None:
         [sys.executable, str(TRIAL), f"http://127.0.0.1:{daemon.port}", "--cases", str(CASES)],
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=3000,
         env=os.environ | {"PYTHONSAFEPATH": ""},  # the script's neighbours are in its own folder
         check=False,
     )

@@ -162,7 +162,7 @@ static void run_serves_until_stopped(void) {
     struct pollfd wait = {.fd = r->config.event_fd, .events = POLLIN};
     uint64_t signals = 0;
     clb_event events[16];
-    CHECK_EQ(poll(&wait, 1, 10000), 1);
+    CHECK_EQ(poll(&wait, 1, 120000), 1);
     CHECK_EQ(read(r->config.event_fd, &signals, sizeof signals), (ssize_t)sizeof signals);
     const uint32_t count = clb_event_pop(r->config.channel_base, events, 16);
     for (uint32_t i = 0; i < count; ++i) {
@@ -172,7 +172,7 @@ static void run_serves_until_stopped(void) {
   CHECK_EQ(clb_engine_post(r->engine, 99), CLB_ERR_ARGUMENT);
   CHECK_EQ(clb_engine_post(r->engine, CLB_MAIL_CHECK), CLB_OK);
   const uint64_t beat = rig_stats(r).progress;
-  for (uint32_t i = 0; i < 300 && rig_stats(r).progress == beat; ++i) {
+  for (uint32_t i = 0; i < 12000 && rig_stats(r).progress == beat; ++i) {
     (void)usleep(10000);
   }
   CHECK(rig_stats(r).progress > beat);

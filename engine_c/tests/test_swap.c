@@ -417,7 +417,7 @@ static void a_helper_beside_the_loop(void) {
   CHECK_EQ(pthread_create(&thread, NULL, run_engine, r->engine), 0);
   for (uint32_t i = 0; i < 20; ++i) {
     CHECK_EQ(begin(r, i % 2u == 0u ? &new_file : &old_file), CLB_OK);
-    CHECK_EQ(clb_engine_swap_wait(r->engine, 10000, &report, &r->error), CLB_OK);
+    CHECK_EQ(clb_engine_swap_wait(r->engine, 120000, &report, &r->error), CLB_OK);
     CHECK_EQ(report.weights_generation, i + 1u);
     CHECK_EQ(clb_event_pop(r->config.channel_base, events, 64), 1);
   }

@@ -133,16 +133,26 @@ static double cpu_seconds(void) {
   return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
+/* Processor time of a tenth of a second, the least of some: a busy machine may take long to let them sleep. */
+static double least_idle_seconds(void) {
+  double least = 1.0;
+  for (uint32_t tries = 0; tries < 10 && least >= 0.02; ++tries) {
+    sleep_ms(5); /* longer than they spin */
+    const double before = cpu_seconds();
+    sleep_ms(100);
+    const double spent = cpu_seconds() - before;
+    least = spent < least ? spent : least;
+  }
+  return least;
+}
+
 /* Workers without work sleep, and wake for the next list: one that only they can finish. */
 static void idle_workers_sleep_and_wake(void) {
   open_pool(3);
   for (uint32_t round = 0; round < 5; ++round) {
     the_job.count = 3;
     clb_threads_run(&pool, 100, note, &the_job);
-    sleep_ms(5); /* longer than they spin */
-    const double before = cpu_seconds();
-    sleep_ms(100);
-    CHECK(cpu_seconds() - before < 0.02);
+    CHECK(least_idle_seconds() < 0.02);
     stuck s = {.items = 3, .enough = 3};
     clb_threads_run(&pool, s.items, hold, &s);
     CHECK_EQ(atomic_load(&s.by_owner) + atomic_load(&s.by_workers), 3);

@@ -160,10 +160,10 @@ def test_failures_are_counted_and_explained(handler: Handler, problem: str, caps
 def test_a_time_instead_of_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     """--seconds starts new requests for that long; those under way are waited for."""
     with FakeServer(answer).running() as server:
-        code, report = bench(server.url, capsys, "--clients", "2", "--seconds", "0.3", "--warmup", "0")
+        code, report = bench(server.url, capsys, "--clients", "2", "--seconds", "2", "--warmup", "0")
     assert code == 0
     assert report["ok"] == len(server.bodies) > 2
-    assert report["elapsed_s"] > 0.3
+    assert report["elapsed_s"] > 2
 
 
 def test_the_table_names_server_load_and_times(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ def complete(*arguments: str, stdin: str | None = None) -> subprocess.CompletedP
         capture_output=True,
         text=True,
         input=stdin,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

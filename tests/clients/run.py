@@ -43,7 +43,7 @@ NODE = "openai@6.49.0"
 HARNESS = ["lm_eval[api]==0.4.13", "transformers>=5,<6"]
 NAMES = (*PYTHON, "node", "lm-eval")
 DOCUMENTS = 40
-LIMIT_S = 300  # of one client
+LIMIT_S = 900  # of one client
 NEAR = 1e-3  # of a log-likelihood
 CLEAR_GAP = 1e-2  # between the two best logits: above it, greedy or not is no question
 OFFLINE = {

@@ -18,10 +18,10 @@ async def test_first_signal_drains_second_stops() -> None:
     give_back = life.watch_signals(asyncio.get_running_loop(), lambda: None)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(life.drain.wait(), 5)
+        await asyncio.wait_for(life.drain.wait(), 60)
         assert (life.stage, life.now.is_set()) == (Stage.DRAINING, False)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(life.now.wait(), 5)
+        await asyncio.wait_for(life.now.wait(), 60)
     finally:
         give_back()
     life.stopped()
@@ -36,7 +36,7 @@ async def test_hangup_is_passed_on() -> None:
     give_back = life.watch_signals(asyncio.get_running_loop(), hangup.set)
     try:
         os.kill(os.getpid(), signal.SIGHUP)
-        await asyncio.wait_for(hangup.wait(), 5)
+        await asyncio.wait_for(hangup.wait(), 60)
     finally:
         give_back()
     assert life.stage is Stage.SERVING

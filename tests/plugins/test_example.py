@@ -73,7 +73,7 @@ def test_daemon_refuses_a_plugin_that_cannot_be_loaded(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
         env={**os.environ, **environment(tmp_path)},
     )
     assert done.returncode == 78
