@@ -12,8 +12,8 @@ other company: its answer must always be the same to the last bit.
 The requests come in ten parts. After each, when nothing runs, the memory that only the daemon and only its engine have
 is read. Exits 1 unless: every answer is whole and as it was before; the engine made no allocation after ready and its
 books balance; the KV pool has given out what the daemon holds, and the device's free memory is what it was when the
-daemon was ready; after the first part the engine has grown by at most 64 KiB and the daemon by at most 1 MiB; the daemon
-ends with 0 and without an error logged.
+daemon was ready; after the first part the engine has grown by at most 64 KiB and the daemon by at most 1 MiB, as the
+least after one of the last three parts tells; the daemon ends with 0 and without an error logged.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from colibrid.report.percentiles import spread
 PARTS = 10
 ENGINE_KIB = 64
 DAEMON_KIB = 1024
+LAST = 3  # of the parts
 SHOWN = 5
 SETTLE_S = 1.5  # the daemon collects garbage when it has nothing to do
 # Little KV memory: prompts that are kept take all of it at once, and from then on push each other out.
@@ -79,10 +80,15 @@ def drive(daemon: Served, options: argparse.Namespace, pool: Any) -> tuple[Seen,
 
 
 def growth(samples: list[Sample]) -> tuple[int, int]:
-    """KiB by which daemon and engine have grown since the first part was done; 0 where there was only one."""
+    """KiB by which daemon and engine have grown since the first part was done; 0 where there was only one.
+
+    The least after one of the last parts counts: what leaks stays, and what one part took for a moment does not count.
+    """
     if len(samples) < 3:
         return 0, 0
-    return samples[-1].daemon_kib - samples[1].daemon_kib, samples[-1].engine_kib - samples[1].engine_kib
+    last = samples[max(2, len(samples) - LAST) :]
+    daemon, engine = min(one.daemon_kib for one in last), min(one.engine_kib for one in last)
+    return daemon - samples[1].daemon_kib, engine - samples[1].engine_kib
 
 
 def judge(result: dict[str, Any], seen: Seen) -> list[str]:

@@ -43,6 +43,10 @@ def test_growth_is_counted_from_the_first_part() -> None:
     samples = [Sample(0, 0.0, 100, 50, 9), Sample(10, 1.0, 300, 60, 9), Sample(20, 2.0, 310, 59, 9)]
     assert growth(samples) == (10, -1)
     assert growth(samples[:2]) == (0, 0)
+    leak = [Sample(10 * part, part, 100 + 20 * part, 50 + part, 9) for part in range(11)]
+    assert growth(leak) == (7 * 20, 7)
+    leak[-1] = leak[-1]._replace(daemon_kib=5000)
+    assert growth(leak) == (7 * 20, 7)
 
 
 def test_each_drift_is_a_problem() -> None:

@@ -180,7 +180,7 @@ async def test_many_slow_readers_are_cut_off_and_others_served(
             await loop.sock_sendall(client, head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
             clients.append(client)
         await until(lambda: len(server.service.generations) == 20)
-        held = [transport_of(server, index).get_write_buffer_size() for index in range(20)]
+        held = [transport_of(client).get_write_buffer_size() for client in clients]
         assert max(held) < 64 << 10
         assert (await server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1})).status == 200
         await until(lambda: not server.service.live)
@@ -190,10 +190,11 @@ async def test_many_slow_readers_are_cut_off_and_others_served(
         client.close()
 
 
-def transport_of(server: Any, index: int) -> Any:
-    """The daemon's end of the connection that came as number `index`."""
+def transport_of(client: socket.socket) -> Any:
+    """The daemon's end of the connection."""
     handlers = [one for one in gc.get_objects() if isinstance(one, Connection) and one.transport is not None]
-    return sorted(handlers, key=lambda one: one.transport.get_extra_info("peername"))[index].transport
+    (found,) = [one.transport for one in handlers if one.transport.get_extra_info("peername") == client.getsockname()]
+    return found
 
 
 async def test_crowds_of_streams_are_sent_in_fewer_events(make_server: Callable[..., Any]) -> None:
