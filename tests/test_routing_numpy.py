@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colibrid.engine import abi
+from colibrid.model.steps import beyond
 
 ENGINE = Path(__file__).parents[1] / "engine_c"
 NONE = 2**32 - 1
@@ -213,6 +214,19 @@ def test_c_and_numpy_agree_to_the_bit(routing: ctypes.CDLL, case: Case) -> None:
     actual = route_in_c(routing, case)
     for name, values in expected.items():
         np.testing.assert_array_equal(actual[name], values, err_msg=name)
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases())
+def test_the_float32_pass_leaves_out_the_same(routing: ctypes.CDLL, case: Case) -> None:
+    """model/steps.py drops from an expert what C drops, ties as well, when all tokens are of one step."""
+    limit = case.limit or 3
+    free, limited = (route_in_c(routing, replace(case, limit=most)) for most in (0, limit))
+    for expert in range(case.logits.shape[1]):
+        tokens, ranks = np.nonzero(free["indices"] == expert)
+        over = beyond(free["weights"].view(F)[tokens, ranks], np.zeros(len(tokens), np.int64), limit)
+        kept = limited["indices"][tokens, ranks] == expert
+        assert np.flatnonzero(~kept).tolist() == sorted(over.tolist())
 
 
 @pytest.mark.parametrize("score", [False, True], ids=["softmax", "sigmoid"])

@@ -95,7 +95,7 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
     if settings.memory.kv_tokens is not None and tiers.kv.bytes != "auto":
         raise ConfigError("memory.kv_tokens and memory.tiers.kv.bytes both size the KV cache; leave one of them out")
     device: Literal["cpu", "cuda"] = "cuda" if settings.engine.device == "cuda" else "cpu"
-    prefill_chunk, prefill_tokens = _prefill(settings.batch, device)
+    chunk, tokens = prefill_tokens(settings.batch, device)
     cpus = cpus or host_cpus()
     threads = cpus.auto_threads if settings.engine.threads == "auto" else settings.engine.threads
     return EngineSpec(
@@ -103,8 +103,8 @@ def make_spec(settings: Settings, pack_dir: str, manifest: Manifest, cpus: HostC
         device=device,
         slots=batch.slots,
         max_seq_len=max_seq_len,
-        prefill_chunk=prefill_chunk,
-        prefill_tokens=prefill_tokens,
+        prefill_chunk=chunk,
+        prefill_tokens=tokens,
         kv_precision=_kv_precision(settings, device),
         max_tokens_per_expert=settings.experts.max_tokens_per_expert or 0,
         weights=settings.model.weights,
@@ -170,7 +170,7 @@ def _check_layers(name: str, values: Sequence[int], most: Sequence[int]) -> None
             raise ConfigError(f"{name} is {value} in layer {layer}; allowed there: {allowed}")
 
 
-def _prefill(batch: BatchSettings, device: Literal["cpu", "cuda"]) -> tuple[int, int]:
+def prefill_tokens(batch: BatchSettings, device: Literal["cpu", "cuda"]) -> tuple[int, int]:
     """Tokens of a chunk and of a step. An automatic one gives way to the other."""
     chunk, tokens = _AUTO_PREFILL[device]
     if batch.prefill_chunk != "auto":

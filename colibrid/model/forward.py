@@ -5,7 +5,8 @@ Every matrix is asked for once, used for all texts and dropped; so a model large
     one matrix, and the intermediate values of one layer
 Several routings are taken through together, so that they share the matrices: routings that were alike so far are one
 branch, whose rows lie together in x. A branch is computed by products of its own, so that its values do not depend on
-what else is computed.
+what else is computed. Of the texts of one branch, those that share a step of an engine compete for an expert that takes only
+so many tokens from each step (steps.py).
 
 The formulas are the engine's: RMSNorm, RoPE, grouped-query attention with windows, SwiGLU, softmax routing with ties to
 the lowest expert. RoPE's positions begin at 0 in every text.
@@ -21,6 +22,7 @@ import numpy as np
 
 from colibrid.errors import ModelError
 from colibrid.model import layout
+from colibrid.model.steps import beyond, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from colibrid.model.floats import Array
     from colibrid.model.layout import Tensor
     from colibrid.model.manifest import Layer, Role
+    from colibrid.model.steps import TokenLimit
 
 QUERIES = 256  # of one text whose attention is computed at once
 POSITIONS = 256  # whose logits are computed at once
@@ -50,11 +53,20 @@ class Routing(NamedTuple):
 
     per_token: int | tuple[int, ...] = 0  # one number for each layer, or for all; 0: the model's own
     threshold: float = 0.0  # leave out experts whose share is below this part of the token's largest
+    limit: TokenLimit | None = None  # of an expert, whoever chose it
 
-    def at(self, index: int, layer: Layer) -> tuple[int, float]:
-        """The number and the threshold in one layer."""
+    def at(self, index: int, layer: Layer) -> Route:
+        """In one layer."""
         asked = self.per_token if isinstance(self.per_token, int) else self.per_token[index]
-        return min(asked, layer.experts) or layer.experts_per_token, self.threshold
+        return Route(min(asked, layer.experts) or layer.experts_per_token, self.threshold, self.limit)
+
+
+class Route(NamedTuple):
+    """A routing in one layer."""
+
+    wanted: int
+    threshold: float
+    limit: TokenLimit | None
 
 
 OWN = Routing()
@@ -70,7 +82,7 @@ class Forward:
         self._weights = weights
         self._routings = routings
         self.branches = [list(range(len(routings)))]
-        self._routes = [(0, 0.0)]  # of each branch, in the present layer
+        self._routes: list[Route] = []  # of each branch, in the present layer
         self.hyper = weights.description.hyperparameters
         self.layers = weights.description.layers
         self.tensors = {(t.role, t.layer, t.expert): t for t in _all_tensors(weights.description)}
@@ -82,6 +94,8 @@ class Forward:
         longest = max(len(text) for text in texts)
         if longest > self.hyper.max_positions:
             raise ModelError(f"a text has {longest} tokens, the model reads at most {self.hyper.max_positions}")
+        lengths = [len(text) for text in texts]
+        self._steps = {limit: steps_of(lengths, limit) for limit in dict.fromkeys(r.limit for r in routings) if limit}
         angle = np.arange(longest)[:, None] * np.array(self.hyper.rope_inv_freq)
         self._cos, self._sin = ((f(angle) * self.hyper.rope_scale).astype(np.float32) for f in (np.cos, np.sin))
         # (branches x tokens, hidden) after the layers done so far
@@ -151,15 +165,15 @@ class Forward:
 
     def _part(self, index: int, layer: Layer) -> None:
         """Branches whose routings are not alike in this layer become several."""
-        alike: dict[tuple[int, int, float], list[int]] = {}
+        alike: dict[tuple[int, Route], list[int]] = {}
         for block, members in enumerate(self.branches):
             for number in members:
-                alike.setdefault((block, *self._routings[number].at(index, layer)), []).append(number)
+                alike.setdefault((block, self._routings[number].at(index, layer)), []).append(number)
         if len(alike) > len(self.branches):
             edges = self._edges
-            self.x = np.concatenate([self.x[edges[block] : edges[block + 1]] for block, _, _ in alike])
+            self.x = np.concatenate([self.x[edges[block] : edges[block + 1]] for block, _ in alike])
         self.branches = list(alike.values())
-        self._routes = [(wanted, threshold) for _, wanted, threshold in alike]
+        self._routes = [route for _, route in alike]
 
     def _attention(self, index: int, probe: Probe) -> None:
         hyper = self.hyper
@@ -212,24 +226,34 @@ class Forward:
     def _routed(self, index: int, layer: Layer, normed: Array, total: Array, probe: Probe) -> None:
         """Adds every routed expert's share to `total`."""
         scores = self.scores(index, normed)
-        most = max(wanted for wanted, _ in self._routes)
+        most = max(route.wanted for route in self._routes)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :most]  # ties to the lowest index
         shares = np.take_along_axis(scores, best, axis=1)
         kept = np.zeros(best.shape, bool)
-        for (begin, end), (wanted, threshold) in zip(itertools.pairwise(self._edges), self._routes, strict=True):
-            where = (slice(begin, end), slice(wanted))
+        for (begin, end), route in zip(itertools.pairwise(self._edges), self._routes, strict=True):
+            where = (slice(begin, end), slice(route.wanted))
             mine = shares[where].copy()
-            kept[where] = mine >= np.float32(threshold) * mine[:, :1]
+            kept[where] = mine >= np.float32(route.threshold) * mine[:, :1]
             mine[~kept[where]] = 0
             if layer.renormalise:
                 mine /= mine.sum(axis=1, keepdims=True)
             shares[where] = mine * np.float32(layer.routed_scale)
+            if route.limit is not None:
+                self._drop(best[where], shares[where], kept[where], route.limit)
         for expert in range(layer.experts):
             tokens, places = np.nonzero((best == expert) & kept)
             if len(tokens):
                 edges = list(np.searchsorted(tokens, self._edges))
                 found = self._swiglu(index, expert, normed[tokens], edges, probe)
                 total[tokens] += shares[tokens, places, None] * found
+
+    def _drop(self, best: Array, shares: Array, kept: Array, limit: TokenLimit) -> None:
+        """Takes out of `kept` what is too much for an expert in a step; of one branch."""
+        steps = self._steps[limit]
+        for expert in np.unique(best):
+            tokens, places = np.nonzero((best == expert) & kept)
+            over = beyond(shares[tokens, places], steps[tokens], limit.tokens)
+            kept[tokens[over], places[over]] = False
 
     def scores(self, index: int, normed: Array) -> Array:
         """(rows, experts): the router's softmax of one layer."""

@@ -6,8 +6,9 @@ Use::
     measure(runner, data, point, base)
 
 Loss, the likeliest tokens, greedy answers and vectors are the engine's. KL needs the whole vocabulary: it is from the
-float32 pass of model/forward.py, over a bounded number of tokens that are spread over the data. That pass does not know
-max_tokens_per_expert, so there is no KL of points that have it.
+float32 pass of model/forward.py, over a bounded number of tokens that are spread over the data. With
+max_tokens_per_expert texts that are computed together change each other: the pass reads them as the runner has them read,
+in waves of as many as there are slots (model/steps.py).
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from colibrid.engine.spec import prefill_tokens
 from colibrid.model.divergence import Text, divergences
 from colibrid.model.floats import Array
 from colibrid.model.forward import Routing
 from colibrid.model.pack_model import PackModel
+from colibrid.model.steps import TokenLimit
 from colibrid.tune.data import Data, evenly
 from colibrid.tune.progress import silent
 from colibrid.tune.result import Point, Quality
@@ -31,6 +34,7 @@ from colibrid.tune.runner import answer_request, embed_request, policy_of, score
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from colibrid.config.settings import Settings
     from colibrid.model.pack import Pack
     from colibrid.tune.data import Item
     from colibrid.tune.progress import Progress
@@ -82,9 +86,10 @@ def read(runner: Runner, data: Data, point: Point, progress: Progress = silent) 
 class Divergence:
     """KL of the model itself from points, and the entropy of its routers; each point is computed once."""
 
-    def __init__(self, pack: Pack, items: Sequence[Item], most: int) -> None:
-        """items: of which at most so many tokens are read."""
+    def __init__(self, pack: Pack, settings: Settings, items: Sequence[Item], most: int) -> None:
+        """settings: with engine.device settled. items: of which at most so many tokens are read."""
         self._weights = PackModel(pack)
+        self._settings = settings
         some = evenly(items, most) or (msgspec.structs.replace(items[0], ids=items[0].ids[:most]),)
         self._texts = [Text(item.ids, item.first) for item in some]
         self._known: dict[Routing, float] = {}
@@ -93,7 +98,7 @@ class Divergence:
 
     def add(self, points: Iterable[Point], progress: Progress = silent) -> None:
         """Compute those of the points that are not known yet, in one pass."""
-        wanted = dict.fromkeys(_routing(point) for point in points if point.max_tokens_per_expert is None)
+        wanted = dict.fromkeys(routing_of(point, self._settings) for point in points)
         new = [routing for routing in wanted if routing not in self._known]
         if new or not self.entropy:
             found = divergences(self._weights, self._texts, new, progress)
@@ -101,15 +106,22 @@ class Divergence:
             self._known.update(zip(new, found.kl, strict=True))
 
     def of(self, point: Point) -> float | None:
-        """None: it cannot be computed."""
-        if point.max_tokens_per_expert is not None:
-            return None
+        """None: no position of the texts counts."""
         self.add([point])
-        return self._known[_routing(point)] if self.positions else None
+        return self._known[routing_of(point, self._settings)] if self.positions else None
 
 
-def _routing(point: Point) -> Routing:
-    return Routing(point.per_token or 0, point.threshold)
+def routing_of(point: Point, settings: Settings) -> Routing:
+    """What the float32 pass has to do to compute as a service for this point: see runner.serving.
+
+    settings: with engine.device settled.
+    """
+    limit = None
+    if point.max_tokens_per_expert is not None:
+        slots = settings.batch.slots if point.slots is None else point.slots
+        chunk, most = prefill_tokens(settings.batch, "cuda" if settings.engine.device == "cuda" else "cpu")
+        limit = TokenLimit(point.max_tokens_per_expert, slots, chunk, most)
+    return Routing(point.per_token or 0, point.threshold, limit)
 
 
 class Base:
@@ -186,7 +198,7 @@ def make_base(
     progress counts requests, kl_progress layers. Any point may be measured; one that is not named costs a pass.
     """
     scored = data.task != "embed"
-    divergence = Divergence(runner.pack, (data.scored if scored else ()) or data.items, kl_tokens)
+    divergence = Divergence(runner.pack, runner.settings, (data.scored if scored else ()) or data.items, kl_tokens)
     divergence.add(points if scored else (), kl_progress)
     return _base(runner, data, divergence, progress)
 

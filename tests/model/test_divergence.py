@@ -13,6 +13,7 @@ from colibrid.model.checkpoint import Checkpoint
 from colibrid.model.divergence import Divergences, Text, divergences
 from colibrid.model.forward import OWN, Forward, Routing
 from colibrid.model.source import CheckpointModel
+from colibrid.model.steps import TokenLimit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,12 +68,36 @@ def test_entropy_is_of_the_whole_softmax(converted: Path) -> None:
 def test_company_changes_no_digit(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A routing alone, with others, or in passes of one each gives the same number."""
     layers = len(Reference(converted / "flat").manifest.layers)
-    some = [*ROUTINGS, *(Routing(tuple(1 + (place == layer) for place in range(layers))) for layer in range(layers))]
+    limits = [Routing(limit=TokenLimit(tokens, 2, 4, 8)) for tokens in (1, 3)]
+    some = [
+        *ROUTINGS,
+        *limits,
+        *(Routing(tuple(1 + (place == layer) for place in range(layers))) for layer in range(layers)),
+    ]
     together = measure(converted / "src", some)
     alone = [measure(converted / "src", [routing]).kl[0] for routing in some]
     assert list(together.kl) == alone
     monkeypatch.setattr(divergence, "MOST_BYTES", 1)
     assert measure(converted / "src", some) == together
+
+
+def test_a_limit_counts_in_each_step_alone(converted: Path) -> None:
+    """One that no step reaches changes nothing; a tighter one changes more; texts that share no step do not compete."""
+    room = [TokenLimit(tokens, 1, 16, 16) for tokens in (16, 8, 2)]
+    none, some, more = measure(converted / "src", [Routing(limit=limit) for limit in room]).kl
+    assert none == 0
+    assert 0 < some < more
+    with Checkpoint(converted / "src") as checkpoint:
+        model = CheckpointModel(checkpoint)
+        texts = [text.ids for text in TEXTS]
+        apart, together = Routing(limit=TokenLimit(2, 1, 16, 32)), Routing(limit=TokenLimit(2, 2, 16, 32))
+        both = Forward(model, texts, [apart, together])
+        both.run()
+        first, second = both.x.reshape(2, len(both.ids), -1)
+        alone = Forward(model, texts[:1], [apart])
+        alone.run()
+    assert np.allclose(first[: len(texts[0])], alone.x, atol=1e-5)
+    assert not np.allclose(first, second, atol=1e-3)
 
 
 def test_routings_part_where_they_differ(converted: Path) -> None:

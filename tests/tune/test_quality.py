@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from colibrid.model.compare import Reference
+from colibrid.model.forward import OWN, Forward
 from colibrid.model.pack_model import PackModel
 from colibrid.tune.data import Data, load_data
-from colibrid.tune.quality import Base, Divergence, make_base, measure, read
+from colibrid.tune.points import point_name
+from colibrid.tune.quality import Base, Divergence, make_base, measure, read, routing_of
 from colibrid.tune.result import Point, Quality
 
 if TYPE_CHECKING:
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 
 BUNDLED = Path(__file__).resolve().parents[1] / "data"
 POINTS = (Point(per_token=1), Point(threshold=0.5), Point(per_token=(2, 2, 2, 1, 2, 2)), Point(max_tokens_per_expert=8))
+LIMITED = (
+    Point(max_tokens_per_expert=16),
+    Point(max_tokens_per_expert=64),
+    Point(max_tokens_per_expert=16, slots=2, threshold=0.3),
+)
 
 
 def write(folder: Path, name: str, source: str, count: int) -> str:
@@ -70,7 +77,7 @@ def test_loss_is_of_the_texts_own_tokens(runner: Runner, data: Data, base: Base)
 
 
 def test_other_settings_differ(runner: Runner, data: Data, base: Base) -> None:
-    """One expert loses more than a threshold; one layer less than all; with a limit there is no KL."""
+    """One expert loses more than a threshold; one layer less than all; a tight limit the most."""
     own, one, share, layer, limited = (measure(runner, data, point, base) for point in (Point(), *POINTS))
     assert one.kl is not None
     assert layer.kl is not None
@@ -84,9 +91,31 @@ def test_other_settings_differ(runner: Runner, data: Data, base: Base) -> None:
         assert found.loss != own.loss
     answers = read(runner, data, POINTS[0]).answers
     assert one.same == np.mean([mine == other for mine, other in zip(answers, base.own.answers, strict=True)])
-    assert (limited.kl, limited.kl_tokens) == (None, 0)
+    assert limited.kl is not None
+    assert limited.kl > one.kl
+    assert limited.kl_tokens == one.kl_tokens
     assert limited.loss is not None
     assert limited.loss > own.loss
+
+
+def test_the_float32_pass_knows_the_limit_on_experts(runner: Runner, tmp_path: Path) -> None:
+    """What it predicts is what the engine predicts of the same texts, read in the same waves; without the limit it is not."""
+    file = write(tmp_path, "texts.jsonl", "hummingbird-13m.text.jsonl", 11)
+    texts = load_data([file], runner.text, "score", context=runner.context)
+    routings = [OWN, *(routing_of(point, runner.settings) for point in LIMITED)]
+    model = Forward(PackModel(runner.pack), [item.ids for item in texts.items], routings)
+    model.run()
+    places = np.concatenate([np.arange(begin, end - 1) for begin, end in model.bounds])
+    head, blocks = model.head(), model.x.reshape(len(routings), len(model.ids), -1)
+    free, *limited = (
+        model.predict(rows[places], head)[np.arange(len(places)), model.ids[places + 1]] for rows in blocks
+    )
+    for point, mine in zip(LIMITED, limited, strict=True):
+        engine = np.concatenate(read(runner, texts, point).logprobs)
+        assert -mine.mean() == pytest.approx(-engine.mean(), abs=5e-3), point_name(point)
+        assert np.quantile(np.abs(mine - engine), 0.8) < 1e-3, point_name(point)
+        assert np.abs(free - engine).mean() > 0.05, point_name(point)
+    runner.use(Point())
 
 
 def test_every_run_gives_the_same_digits(runner: Runner, data: Data, base: Base) -> None:
@@ -129,11 +158,13 @@ def test_embeddings(runner: Runner, tmp_path: Path) -> None:
 
 def test_kl_is_spread_over_the_data(runner: Runner, data: Data) -> None:
     """Few tokens are of several items; where none of them counts there is no KL."""
-    some = Divergence(runner.pack, data.scored, 200)
+    some = Divergence(runner.pack, runner.settings, data.scored, 200)
     some.add([Point(per_token=1)])
     assert 0 < some.positions <= 200
-    assert some.of(Point(per_token=1)) == Divergence(runner.pack, data.scored, 200).of(Point(per_token=1))
-    none = Divergence(runner.pack, [item for item in data.scored if item.first > 1], 2)
+    assert some.of(Point(per_token=1)) == Divergence(runner.pack, runner.settings, data.scored, 200).of(
+        Point(per_token=1)
+    )
+    none = Divergence(runner.pack, runner.settings, [item for item in data.scored if item.first > 1], 2)
     none.add([])
     assert none.of(Point(per_token=1)) is None
     assert len(none.entropy) == len(runner.manifest.layers)
