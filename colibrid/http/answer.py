@@ -19,7 +19,7 @@ from colibrid.http.quota import Spending, served_as
 from colibrid.http.run import Choices
 from colibrid.http.sending import ReaderLeftError, send_json
 from colibrid.http.sse import EventStream
-from colibrid.http.usage import LOGGED_EXPERTS, server_timing, times, usage_of
+from colibrid.http.usage import LOGGED_EXPERTS, named, server_timing, times, usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -247,7 +247,7 @@ def _note(request: web.Request, state: AppState, choices: Choices) -> dict[str, 
     """The usage; also for the headers and the log line."""
     context = current(request)
     outcomes = choices.outcomes
-    usage = usage_of(outcomes, moe=state.scheduler.info.experts_per_token > 0)
+    usage = usage_of(outcomes, moe=state.scheduler.info.experts_per_token > 0, profile=choices.profile)
     context.server_timing = server_timing(outcomes)
     context.facts.update(
         prompt_tokens=usage["prompt_tokens"],
@@ -266,6 +266,7 @@ def _begun(state: AppState, choices: Choices) -> dict[str, Any]:
     tokens = [choice.tokens[1] for choice in choices.all]
     return {
         "model": state.scheduler.info.model_id,
+        **named(choices.profile),
         "choices": len(tokens),
         "prompt_tokens": choices.tokens - sum(tokens),
         "completion_tokens": sum(tokens),

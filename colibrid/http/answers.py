@@ -48,6 +48,9 @@ class ExpertsUsed(msgspec.Struct, kw_only=True):
         Count, Meta(description="assignments left out by per_token or threshold, against the model's own")
     ]
     dropped: Annotated[Count, Meta(description="assignments left out by experts.max_tokens_per_expert")]
+    profile: Annotated[
+        str | UnsetType, Meta(description="whose experts these are; present where the request named one")
+    ] = UNSET
     batch_dependent: Annotated[
         Literal[True] | UnsetType, Meta(description="experts.max_tokens_per_expert is on: neighbours change the answer")
     ] = UNSET
@@ -214,6 +217,16 @@ class Detokenized(msgspec.Struct, kw_only=True):
     prompt: str
 
 
+class OfferedProfile(msgspec.Struct, kw_only=True):
+    """A tuned setting that requests may name (experts.profiles)."""
+
+    name: Annotated[str, Meta(description="what requests give as `profile`")]
+    per_token: Annotated[
+        int | list[int], Meta(description="experts a token: in all layers, or in each; 0: it has none")
+    ]
+    threshold: float
+
+
 class Model(msgspec.Struct, kw_only=True):
     """A served model."""
 
@@ -222,6 +235,7 @@ class Model(msgspec.Struct, kw_only=True):
     created: Annotated[Count, Meta(description="Unix seconds")]
     owned_by: str
     aliases: Annotated[list[str], Meta(description="other names that requests may use (model.aliases)")]
+    profiles: Annotated[list[OfferedProfile], Meta(description="that requests may name (experts.profiles)")]
     max_model_len: Annotated[Count, Meta(description="tokens, prompt and output of one request together")]
     status: Literal["ready", "loading"]
 

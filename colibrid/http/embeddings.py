@@ -24,7 +24,7 @@ from colibrid.http.prompts import encode_prompts, prompt_entries, truncated, usa
 from colibrid.http.quota import Spending, served_as
 from colibrid.http.state import STATE
 from colibrid.http.types import EMBEDDINGS_REFUSED, EmbeddingsBody
-from colibrid.http.usage import expert_usage, times, timing_header
+from colibrid.http.usage import expert_usage, named, times, timing_header
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,7 @@ async def embeddings(request: web.Request) -> web.Response:
         except OverloadedError:
             spending.used = 0
             raise
-    usage = _note(request, state, results)
+    usage = _note(request, state, results, body.profile)
     size = body.dimensions or state.scheduler.info.hidden
 
     def write() -> bytes:
@@ -176,14 +176,17 @@ def shortened(vector: array[float], size: int) -> array[float]:
     return array("f", [value / length for value in kept]) if length else kept
 
 
-def _note(request: web.Request, state: AppState, results: Sequence[GenerateResult]) -> dict[str, Any]:
+def _note(
+    request: web.Request, state: AppState, results: Sequence[GenerateResult], profile: str | None
+) -> dict[str, Any]:
     """The usage; also for the headers and the log line."""
     context = current(request)
     tokens = sum(result.prompt_tokens for result in results)
     usage: dict[str, Any] = {"prompt_tokens": tokens, "total_tokens": tokens}
     if state.scheduler.info.experts_per_token > 0:
-        usage["experts"] = expert_usage([result.experts for result in results])
+        usage["experts"] = expert_usage([result.experts for result in results], profile)
     timed = [(one.queue_ms, one.prefill_ms, one.decode_ms) for one in results]
     context.server_timing = timing_header(timed)
-    context.facts.update(model=state.scheduler.info.model_id, prompt_tokens=tokens, texts=len(results), **times(timed))
+    context.facts.update(model=state.scheduler.info.model_id, prompt_tokens=tokens, texts=len(results))
+    context.facts.update(**named(profile), **times(timed))
     return usage

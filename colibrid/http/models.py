@@ -34,6 +34,10 @@ def _describe(state: AppState) -> dict[str, Any]:
         "created": state.created,
         "owned_by": "colibrid",
         "aliases": list(state.aliases),
+        "profiles": [
+            {"name": name, "per_token": policy.per_token, "threshold": policy.threshold}
+            for name, policy in state.profiles.items()
+        ],
         "max_model_len": info.max_seq_len,
         "status": "ready" if state.scheduler.readiness.ready else "loading",
     }

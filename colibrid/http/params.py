@@ -40,6 +40,7 @@ class Job:
     timeout_s: float | None = None  # for the whole answer, from the head of the request on
     reply: ReplyOptions | None = None  # how a chat's reply is taken apart; none: it is all content
     maskers: tuple[Masker, ...] = ()  # of each choice, where a grammar says what the answer may be
+    profile: str | None = None  # that the request named
 
     @property
     def experts(self) -> ExpertPolicy:
@@ -198,6 +199,7 @@ def _job(
         n=body.n or 1,
         best_of=best_of,
         timeout_s=body.timeout_s,
+        profile=body.profile,
     )
 
 

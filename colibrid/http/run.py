@@ -196,6 +196,7 @@ class Choices:
     def __init__(self, job: Job, generations: Iterable[Generation], tokenizer: Tokenizer) -> None:
         self._generations = tuple(generations)
         self._job = job
+        self.profile = job.profile
         self.all = [Choice(index, one, job, tokenizer) for index, one in enumerate(self._generations)]
 
     async def __aenter__(self) -> Self:

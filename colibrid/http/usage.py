@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 LOGGED_EXPERTS = ("per_token", "assignments", "trimmed", "dropped")  # of usage.experts
 
 
-def usage_of(outcomes: Sequence[Outcome], *, moe: bool) -> dict[str, Any]:
-    """`usage` of all choices of one request together."""
+def usage_of(outcomes: Sequence[Outcome], *, moe: bool, profile: str | None) -> dict[str, Any]:
+    """`usage` of all choices of one request together. profile: that it named."""
     prompt = sum(outcome.prompt_tokens for outcome in outcomes)
     completion = sum(outcome.completion_tokens for outcome in outcomes)
     usage: dict[str, Any] = {
@@ -26,18 +26,20 @@ def usage_of(outcomes: Sequence[Outcome], *, moe: bool) -> dict[str, Any]:
     }
     experts = [outcome.experts for outcome in outcomes if outcome.experts is not None]
     if moe and len(experts) == len(outcomes):
-        usage["experts"] = expert_usage(experts)
+        usage["experts"] = expert_usage(experts, profile)
     return usage
 
 
-def expert_usage(experts: Sequence[ExpertUsage]) -> dict[str, Any]:
-    """`usage.experts` of all sequences of one request together."""
+def expert_usage(experts: Sequence[ExpertUsage], profile: str | None) -> dict[str, Any]:
+    """`usage.experts` of all sequences of one request together. profile: that it named."""
     found: dict[str, Any] = {
         "per_token": max(entry.per_token for entry in experts),
         "assignments": sum(entry.assignments for entry in experts),
         "trimmed": sum(entry.trimmed for entry in experts),
         "dropped": sum(entry.dropped for entry in experts),
     }
+    if profile is not None:
+        found["profile"] = profile
     if any(entry.batch_dependent for entry in experts):
         found["batch_dependent"] = True
     if any(entry.weights_generation or entry.switches for entry in experts):
@@ -46,6 +48,11 @@ def expert_usage(experts: Sequence[ExpertUsage]) -> dict[str, Any]:
             {"choice": choice, **switch._asdict()} for choice, entry in enumerate(experts) for switch in entry.switches
         ]
     return found
+
+
+def named(profile: str | None) -> dict[str, str]:
+    """For the log line: the profile that a request named."""
+    return {} if profile is None else {"profile": profile}
 
 
 def times(timed: Sequence[tuple[float, float, float]]) -> dict[str, float]:

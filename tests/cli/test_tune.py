@@ -190,15 +190,21 @@ def test_texts_to_embed(bundled_pack: Pack, tmp_path: Path) -> None:
 
 
 def test_limits_on_what_experts_take_and_slots(bundled_pack: Pack, data: str, tmp_path: Path) -> None:
-    """Each point opens the service that it needs; quality of a point that drops tokens is its own."""
+    """Each point opens the service that it needs; quality of a point that drops tokens is its own, KL as well."""
     grid = "max_tokens_per_expert=none,4;slots=2,4"
-    code, found = tuned(bundled_pack, data, tmp_path / "run", "--grid", grid, "--no-layers")
+    code, found = tuned(bundled_pack, data, tmp_path / "run", "--grid", grid, "--no-layers", "--slo", "kl<0.01")
     assert code == 0
     assert len(found.tried) == 5
     by_point: dict[Point, Any] = {one.point: one.quality for one in found.tried}
     own = by_point[Point()]
     assert by_point[Point(slots=2)] == by_point[Point(slots=4)] == own
     assert by_point[Point(max_tokens_per_expert=4, slots=4)].loss > own.loss
+    assert (
+        by_point[Point(max_tokens_per_expert=4, slots=4)].kl > by_point[Point(max_tokens_per_expert=4, slots=2)].kl > 0
+    )
+    given_up = {one.point.max_tokens_per_expert: one.hopeless or "" for one in found.tried}
+    assert "kl<0.01: kl is" in given_up[4]
+    assert given_up[None] == ""
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import openai
 import pytest
+import structlog
 
 from colibrid.batch.request import ExpertPolicy
 
@@ -44,6 +46,40 @@ async def test_a_profile_says_which_experts_a_request_uses(server: Server, path:
     assert server.service.last.experts == FAST
     await server.post(path, ASK[path] | {"profile": None, "experts": {"per_token": 1}})
     assert server.service.last.experts == ExpertPolicy(per_token=1)
+
+
+@each_route
+async def test_an_answer_says_which_profile_served_it(server: Server, path: str) -> None:
+    """In `usage.experts` and in the log line; neither names one where the request did not."""
+    for profile in ("fast", None):
+        with structlog.testing.capture_logs() as logs:
+            answer = await server.post(path, ASK[path] | {"profile": profile})
+        (line,) = [entry for entry in logs if entry["event"] == "request"]
+        assert answer.json["usage"]["experts"].get("profile") == profile
+        assert line.get("profile") == profile
+
+
+async def test_a_stream_says_which_profile_served_it(server: Server) -> None:
+    """With the usage, in its last event."""
+    asked = {"profile": "best-2", "stream": True, "stream_options": {"include_usage": True}}
+    answer = await server.post("/v1/completions", ASK["/v1/completions"] | asked)
+    assert answer.events[-2]["usage"]["experts"]["profile"] == "best-2"
+
+
+async def test_clients_can_look_up_which_there_are(server: Server) -> None:
+    """Beside the model that they are for, with what they say; as the OpenAI SDK reads it. There is one model."""
+    listed = (await server.get("/v1/models")).json
+    offered = [
+        {"name": "fast", "per_token": [1, 2, 2, 1], "threshold": 0.2},
+        {"name": "best-2", "per_token": 2, "threshold": 0.0},
+    ]
+    assert [model["profiles"] for model in listed["data"]] == [offered]
+    assert (await server.get("/v1/models/hummingbird-13m")).json["profiles"] == offered
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        (model,) = (await client.models.list()).data
+        assert (model.id, (model.model_extra or {})["profiles"]) == ("hummingbird-13m", offered)
+    server.state.profiles = {}
+    assert (await server.get("/v1/models")).json["data"][0]["profiles"] == []
 
 
 @each_route
