@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from fake_engine import settle
 
 from colibrid.batch.request import ExpertPolicy, GenerateRequest
 from colibrid.batch.scheduler import Scheduler
@@ -35,7 +36,7 @@ async def test_experts_follow_the_task(scheduler_of: SchedulerOf, engine: FakeEn
     scheduler.submit(request_of(max_tokens=0))
     scheduler.submit(request_of(max_tokens=0, pooling="last"))
     scheduler.submit(request_of(experts=ExpertPolicy(per_token=1, threshold=0.0)))
-    await asyncio.sleep(0.001)
+    await settle()
     blocks = session.channel.blocks
     assert [blocks[slot].policy for slot in range(4)] == [
         [(3, 0.5), (0, 0.0), (2, 0.5)],
@@ -53,7 +54,7 @@ async def test_a_pooled_vector_comes_with_the_result(
     scheduler = scheduler_of()
     session = engine.become_ready()
     generation = scheduler.submit(request_of(max_tokens=0, pooling="mean"))
-    await asyncio.sleep(0.001)
+    await settle()
     session.step()
     assert [record async for records in generation for record in records] == []
     assert generation.result is not None

@@ -150,9 +150,10 @@ def test_two_experts_are_best_for_the_bundled_model(bundled: Bundled) -> None:
 @pytest.mark.parametrize(
     ("slo", "per_token"),
     [
-        ("p99_itl_ms<60000, kl<0.02", None),  # one expert is too far away, three and four do more for less
+        # One point keeps each: which of several is the fastest is for a clock to say.
+        ("p99_itl_ms<60000, kl<0.002", None),
         ("kl<0.3, experts_per_token<1.5", 1),
-        ("kl<0.3, kl>0, experts_per_token>1, tokens_per_s>0", 3),
+        ("kl<0.3, kl>0, experts_per_token>1, experts_per_token<3.5, tokens_per_s>0", 3),
     ],
 )
 def test_limits_decide(slo: str, per_token: int | None, bundled: Bundled, tmp_path: Path) -> None:
