@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PLAN = script.Plan(
-    model="tiny", precision="fp32", rounds=2, clients=(2,), shares=(0.5,), closed_s=0.3, open_s=0.4,
+    model="tiny", precision="fp32", rounds=2, clients=(2,), shares=(0.5,), closed_s=0.5, open_s=2.0,
     slo="ttft_ms<60000, itl_ms<60000",
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
         for side in sides
     ]
     closed, arriving = results.rows
-    assert closed.load == "closed loop, 2 clients, 0.3 s"
+    assert closed.load == "closed loop, 2 clients, 0.5 s"
     assert arriving.load.startswith("open loop, ")
     for row in results.rows:
         assert (len(row.ours), len(row.theirs)) == (2, 2)
@@ -44,7 +44,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert msgspec.json.decode(path.with_suffix(".json").read_bytes(), type=script.Results) == results
     text = path.read_text()
     assert "tiny fp32 (both servers give the same greedy text); prompts about 64 (lognormal" in text
-    assert "| closed loop, 2 clients, 0.3 s | 2 | " in text
+    assert "| closed loop, 2 clients, 0.5 s | 2 | " in text
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1
     document = tmp_path / "page.md"
