@@ -168,6 +168,7 @@ def test_meters_follow_the_keys(clock: Clock) -> None:
 async def limited(make_server: Callable[..., Any], reply: Any = "Oslo.", **limits: int) -> Server:
     key = Key(id="a", digest=digest_of(KEY), limits=KeyLimits(**limits))
     server: Server = await make_server(reply, ring=KeyRing([key]))
+    server.state.meters._clock = Clock()  # it stands: nothing comes in while requests take their time
     return server
 
 
@@ -180,7 +181,7 @@ async def test_too_many_requests_over_http(make_server: Callable[..., Any]) -> N
     assert answers[0].headers["x-ratelimit-limit-requests"] == "2"
     assert answers[2].error["type"] == "rate_limit_error"
     assert answers[2].error["code"] == "slow_down"
-    assert 28 <= int(answers[2].headers["Retry-After"]) <= 30
+    assert answers[2].headers["Retry-After"] == "30"
     assert len(server.service.seen) == 2
     assert (await server.get("/v1/models", **SENT)).status == 200
 
@@ -194,7 +195,7 @@ async def test_tokens_over_http(make_server: Callable[..., Any], stream: bool) -
     assert first.status == 200
     used = 10 + len(server.service.reply)
     again = await server.post("/v1/completions", body | {"stream": False}, **SENT)
-    assert int(again.headers["x-ratelimit-remaining-tokens"]) in range(1000 - 2 * used - 500, 1000 - 2 * used + 3)
+    assert int(again.headers["x-ratelimit-remaining-tokens"]) in range(1000 - 2 * used - 500, 1000 - 2 * used + 1)
     refused = await server.post("/v1/completions", {"prompt": [5] * 500, "max_tokens": 490}, **SENT)
     assert (refused.status, refused.error["code"]) == (429, "slow_down")
     assert "1000 tokens a minute" in refused.error["message"]
