@@ -23,6 +23,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))  # where daemon_process has a part of it
+
 from daemon_process import DaemonProcess
 
 if TYPE_CHECKING:

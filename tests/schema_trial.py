@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 import schemathesis
-from daemon_process import DaemonProcess
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as with_seed
 from schemathesis import GenerationMode
@@ -30,6 +29,10 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bench"))  # where daemon_process has a part of it
+
+from daemon_process import DaemonProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,7 +23,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE.parent)]
+sys.path[:0] = [str(HERE.parent), str(ROOT / "bench")]
 
 from daemon_process import DaemonProcess  # noqa: E402 - found through the path above
 from in_process import crc32c  # noqa: E402
