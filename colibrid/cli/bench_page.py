@@ -75,10 +75,9 @@ def comparison_page(
     found: Comparison, names: tuple[str, str], sides: tuple[Sequence[HttpReport], Sequence[HttpReport]]
 ) -> str:
     """Two sides and what they differ in."""
-    kept = [figure for figure in found.figures if figure.ratio is not None]
     rows = [
         Span(figure.name, figure.ratio, figure.low, figure.high, figure.verdict)
-        for figure in kept
+        for figure in found.figures
         if figure.ratio is not None and figure.low is not None and figure.high is not None
     ]
     first, second = ([sample for report in side for sample in report.samples] for side in sides)

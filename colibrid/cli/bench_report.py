@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,20 +152,22 @@ def compare_lines(found: Comparison, names: tuple[str, str]) -> Iterator[str]:
 
 def interval_words(found: Comparison) -> str:
     """How the intervals came about."""
-    first, second = found.block
-    return (
-        f"{100 * found.confidence:.0f} % of second / first, {found.resamples} resamples of blocks of {first} and {second} "
-        f"requests, seed {found.seed}"
-    )
+    sizes = " and ".join(f"{count / found.parts:.0f}" for count in found.requests)
+    return f"{100 * found.confidence:.0f} % of second / first, from {found.parts} parts of {sizes} requests a side"
 
 
 def figure_cells(figure: Figure) -> tuple[str, str, str, str, str, str, str]:
     """Name, unit, both values, ratio, interval and verdict."""
-    ratio = interval = ""
-    if figure.ratio is not None:
-        ratio, interval = f"{figure.ratio:.3f}", f"{figure.low:.3f} to {figure.high:.3f}"
-    verdict = {"better": "better", "worse": "worse", "unclear": "not shown to differ"}[figure.verdict]
-    return figure.name, figure.unit, f"{figure.a:,.2f}", f"{figure.b:,.2f}", ratio, interval, verdict
+    shown = "" if figure.ratio is None else f"{figure.ratio:.3f}"
+    interval = "" if figure.low is None else f"from {figure.low:.3f}"
+    if figure.high is not None:
+        interval = f"{figure.low:.3f} to {figure.high:.3f}"
+    verdict = {"unclear": "not shown to differ", "zero": "no ratio to 0", "few": "not enough data"}.get(
+        figure.verdict, figure.verdict
+    )
+    if figure.verdict == "few" and figure.needs is not None:
+        verdict += f", measure {math.ceil(figure.needs)} x as long"
+    return figure.name, figure.unit, f"{figure.a:,.2f}", f"{figure.b:,.2f}", shown, interval, verdict
 
 
 def _count(number: int, what: str) -> str:

@@ -46,7 +46,7 @@ class Span:
     ratio: float
     low: float
     high: float
-    verdict: Literal["better", "worse", "unclear"]
+    verdict: str  # better, worse, or whatever has no colour of its own
 
 
 class _Scale:

@@ -113,17 +113,14 @@ def http(
 @click.argument("first", metavar="A.json[,A.json…]")
 @click.argument("second", metavar="B.json[,B.json…]")
 @click.option("--slo", metavar="LIMITS", help="Limits of goodput; default: those of the runs, if they are the same.")
-@click.option(
-    "--resamples", type=click.IntRange(100, 100_000), default=1000, show_default=True, help="Of the bootstrap."
-)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of a table.")
 @click.option("--html", type=_FILE, metavar="FILE.html", help="A page with pictures, which needs no network.")
-def compare(*, first: str, second: str, slo: str | None, resamples: int, as_json: bool, html: Path | None) -> None:
+def compare(*, first: str, second: str, slo: str | None, as_json: bool, html: Path | None) -> None:
     """Compare reports of `bench http --out`; a side may be several runs, with commas between the files.
 
-    Each figure's ratio comes with the interval that holds it with 95 % confidence, from drawing blocks of requests again
-    and again. Where that interval holds 1, the runs do not show a difference. What differs between two machines, or two
-    hours of one machine, is not in it: run both sides in turns, and more than once.
+    Each figure's ratio comes with the interval that holds it with 95 % confidence, from how ten parts of each side differ.
+    Where that interval holds 1, the runs do not show a difference; where data are too few for an interval, the line says so.
+    What differs between two machines, or two hours of one machine, is not in it: run both sides in turns, and more than once.
     """
     from colibrid.cli import bench_intervals  # noqa: PLC0415
     from colibrid.cli.bench_page import comparison_page  # noqa: PLC0415
@@ -131,7 +128,7 @@ def compare(*, first: str, second: str, slo: str | None, resamples: int, as_json
 
     check_outputs(html)
     sides = _reports(first), _reports(second)
-    found = bench_intervals.compare(*sides, slo=slo, resamples=resamples)
+    found = bench_intervals.compare(*sides, slo=slo)
     if as_json:
         print(json.dumps(msgspec.to_builtins(found), indent=2))
     else:

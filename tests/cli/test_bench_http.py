@@ -379,16 +379,16 @@ def test_reports_go_into_files(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert json.loads(files[1].read_text()) == report
     assert files[2].read_text().startswith("<!doctype html>")
     sides = (str(files[0]), f"{files[0]},{files[1]}")
-    assert run(["bench", "compare", *sides, "--html", str(files[3]), "--resamples", "100"]) == 0
+    assert run(["bench", "compare", *sides, "--html", str(files[3])]) == 0
     text = capsys.readouterr().out
     assert "20 requests" in text
     assert "40 requests" in text
     for name in ("requests/s", "goodput", "TTFT p99", "TPOT mean", "ITL p50", "e2e p90"):
         assert f"\n{name} " in text
     assert "<svg" in files[3].read_text()
-    assert run(["bench", "compare", *sides, "--json", "--resamples", "100"]) == 0
+    assert run(["bench", "compare", *sides, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == [20, 40]
-    assert run(["bench", "compare", *sides, "--html", "/dev/full", "--resamples", "100"]) == 78
+    assert run(["bench", "compare", *sides, "--html", "/dev/full"]) == 78
     assert "TTFT p99" in capsys.readouterr().out
 
 

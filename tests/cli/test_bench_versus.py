@@ -36,7 +36,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
         assert row.ours[0].load.rate == row.theirs[1].load.rate
         assert row.ours[0].load.seed == row.theirs[0].load.seed != row.ours[1].load.seed
         assert row.found.requests == (sum(each.ok for each in row.theirs), sum(each.ok for each in row.ours))
-        assert row.found.warnings == [one for one in row.found.warnings if "p99" in one]
+        assert row.found.warnings == [one for one in row.found.warnings if "independent parts" in one]  # a short test
         assert not row.ours[0].samples
     assert results.same_text == {"tiny fp32": True}
     path = script.write(results, tmp_path / "out")
