@@ -153,5 +153,5 @@ def test_commands_at_once_lose_nothing(file: Path) -> None:
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(60)
+        worker.join(300)
     assert len(read_key_file(file, "x").keys) == 15
