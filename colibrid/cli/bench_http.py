@@ -9,6 +9,7 @@ Prompts are random and different, so that no cache of prompts helps.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import random
 import time
@@ -19,8 +20,9 @@ import msgspec
 import uvloop
 
 from colibrid.cli.bench_client import Client, Reader, forms, refusal
+from colibrid.cli.bench_interrupt import Interruption, NothingMeasuredError
 from colibrid.cli.bench_load import arrivals, plan
-from colibrid.cli.bench_result import Outcome, Sample, summarise
+from colibrid.cli.bench_result import CutShort, Outcome, Sample, summarise
 from colibrid.cli.bench_wire import WireError
 from colibrid.errors import EngineError
 
@@ -44,7 +46,7 @@ class _Generator:
         self.problem_status = 0  # of the last request that failed; 0: not by a status
         self._load = load
         self._client = client
-        self._model = model
+        self.model = model
         self._random = random.Random(seed)  # noqa: S311 (repeatable prompts, no secrets)
         self._plan = plan(load, trace, seed)
         self._began = self._ended = 0.0
@@ -78,34 +80,50 @@ class _Generator:
                 return
             await asyncio.sleep(wait)
 
+    async def run(self, times: Iterator[float]) -> None:
+        """All of the load; `times` are those of an open loop."""
+        if self._load.open:
+            await self.open(times)
+        else:
+            limit = float("inf") if self._load.requests is None else self._load.requests
+            await self.closed(limit, self._load.seconds or float("inf"))
+
     async def closed(self, limit: float, seconds: float) -> None:
         """`limit` requests, or as many as begin within `seconds`."""
         self._start(seconds)
         self._left = limit
-        async with asyncio.TaskGroup() as group:
-            for _ in range(self._load.clients):
-                group.create_task(self._loop())
-        self._stop()
+        with self._timed():
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._load.clients):
+                    group.create_task(self._loop())
 
     async def open(self, times: Iterator[float]) -> None:
         """Requests at their times."""
         self._start(float("inf"))
         self._began += _LEAD_S
         room = asyncio.Semaphore(self._load.max_in_flight)
-        async with asyncio.TaskGroup() as group:
-            for at in times:
-                request = self._encode(next(self._plan))  # before its time comes
-                await _sleep_until(self._began + at)
-                await room.acquire()
-                group.create_task(self._arrived(request, self._began + at, room))
-        self._stop()
+        with self._timed():
+            async with asyncio.TaskGroup() as group:
+                for at in times:
+                    request = self._encode(next(self._plan))  # before its time comes
+                    await _sleep_until(self._began + at)
+                    await room.acquire()
+                    group.create_task(self._arrived(request, self._began + at, room))
+
+    def cut_short(self, at: float) -> None:
+        """Requests that were under way at that time were cancelled: they are neither answered nor failed."""
+        self.outcome.cut_short = CutShort(after_s=max(0.0, at - self._began), under_way=self.outcome.cancelled)
 
     def _start(self, seconds: float) -> None:
         self._began = self._ended = time.perf_counter()
         self._until = self._began + seconds
 
-    def _stop(self) -> None:
-        self.outcome.elapsed_s = self._ended - self._began
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self.outcome.elapsed_s = self._ended - self._began
 
     async def _loop(self) -> None:
         while self._left > 0 and time.perf_counter() < self._until:
@@ -136,6 +154,9 @@ class _Generator:
         except (OSError, WireError) as error:
             outcome.fail(str(error))
             return None
+        except asyncio.CancelledError:
+            outcome.cancelled += 1
+            raise
         finally:
             outcome.end()
         now = time.perf_counter()
@@ -170,7 +191,7 @@ class _Generator:
         )
 
     def _encode(self, planned: Planned) -> bytes:
-        return self._client.request(self.form, self._model, planned, self._random)
+        return self._client.request(self.form, self.model, planned, self._random)
 
     def _count_words(self, planned: Planned, sample: Sample) -> None:
         """Prompts of words get as long as the server's tokenizer makes them."""
@@ -180,14 +201,19 @@ class _Generator:
         self.form = msgspec.structs.replace(self.form, words_per_token=min(max(ratio, 0.05), 5.0))
 
 
-def measure_http(load: HttpLoad, trace: Trace | None = None) -> HttpReport:
-    """Warm up, run the load, report. EngineError: the server does not answer at all. ConfigError: the URL."""
-    return uvloop.run(_measure(load, trace, Client(load)))
+def measure_http(load: HttpLoad, trace: Trace | None = None, interruption: Interruption | None = None) -> HttpReport:
+    """Warm up, run the load, report. EngineError: the server does not answer at all. ConfigError: the URL.
+
+    NothingMeasuredError: interrupted before the load; later, the report is of what finished.
+    """
+    return uvloop.run(_measure(load, trace, Client(load), interruption or Interruption()))
 
 
-async def _measure(load: HttpLoad, trace: Trace | None, client: Client) -> HttpReport:
+async def _measure(load: HttpLoad, trace: Trace | None, client: Client, interruption: Interruption) -> HttpReport:
     made = dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds")
-    try:
+    generators: list[_Generator] = []
+
+    async def prepare() -> None:
         model = load.model or await _first_model(load, client)
         generator = _Generator(load, client, model, load.seed, trace)
         if load.warmup:
@@ -196,14 +222,17 @@ async def _measure(load: HttpLoad, trace: Trace | None, client: Client) -> HttpR
             await warm.adapt()
             await warm.closed(load.warmup - 1, float("inf"))
             generator.form = warm.form
-        if load.open:
-            await generator.open(arrivals(load, trace))
-        else:
-            limit = float("inf") if load.requests is None else load.requests
-            await generator.closed(limit, load.seconds or float("inf"))
+        generators.append(generator)
+
+    try:
+        if not await interruption.run(prepare()):
+            raise NothingMeasuredError("interrupted before the load began: nothing was measured")
+        (generator,) = generators
+        if not await interruption.run(generator.run(arrivals(load, trace))):
+            generator.cut_short(interruption.at or 0.0)
     finally:
         client.close()
-    return summarise(load, generator.form, model, generator.outcome, made)
+    return summarise(load, generator.form, generator.model, generator.outcome, made)
 
 
 async def _first_model(load: HttpLoad, client: Client) -> str:

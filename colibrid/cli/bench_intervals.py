@@ -13,6 +13,7 @@ import numpy as np
 
 from colibrid.cli.bench_batches import CONFIDENCE, LEAST_INDEPENDENT, PARTS, Bounds, Values, rate, ratio
 from colibrid.cli.bench_load import HttpLoad
+from colibrid.cli.bench_report import cut_words
 from colibrid.cli.bench_result import HttpReport, Sample, good_ones
 from colibrid.errors import ConfigError
 
@@ -196,6 +197,12 @@ def _differences(a: Sequence[HttpReport], b: Sequence[HttpReport]) -> list[str]:
         found.append("the loads have different traces")
     if len({report.load.slo for report in (*a, *b)}) > 1:
         found.append("the loads have different limits: goodput is left out, unless --slo says which to use")
+    cut = [report for report in (*a, *b) if report.cut_short is not None]
+    if cut:
+        were = "was" if len(cut) == 1 else "were"
+        found.append(
+            f"{len(cut)} of the runs {were} cut short ({cut_words(cut[0])}): slow requests that were under way then are missing"
+        )
     lost = sum(report.failed for report in (*a, *b))
     if lost:
         found.append(f"{lost} requests failed, and times are of the others only")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from colibrid.cli.bench_report import arrival_words, figure_cells, http_facts, interval_words
+from colibrid.cli.bench_report import arrival_words, cut_words, figure_cells, http_facts, interval_words
 from colibrid.cli.bench_svg import STYLE, Series, Span, chart, ratios, shares
 from colibrid.report.page import facts, page
 
@@ -35,6 +35,7 @@ def report_page(report: HttpReport) -> str:
     parts = [
         f"<main><h1>{escape(report.model)}</h1>",
         f'<p class="soft">Load on {escape(report.load.url)}, {escape(report.made)}: {escape(arrival_words(report.load))}.</p>',
+        *([] if report.cut_short is None else [f'<p class="bad">{escape(cut_words(report).capitalize())}.</p>']),
         *(f'<p class="bad">Failed: {escape(problem)}</p>' for problem in report.problems),
         *_big(_headlines(report)),
         "<h2>Times in ms</h2>",

@@ -97,6 +97,8 @@ def http_facts(report: HttpReport) -> Iterator[tuple[str, str]]:
     adapted = list(_adapted(report))
     if adapted:
         yield "adapted", "; ".join(adapted)
+    if report.cut_short is not None:
+        yield "cut short", f"{cut_words(report)}; {_count(report.cut_short.under_way, 'request')} under way not counted"
     answered = f"{report.ok} answered, {report.refused} refused, {report.failed} failed in {report.elapsed_s:.2f} s"
     yield "requests", f"{answered}, at most {report.in_flight} under way"
     yield from (("failed", problem) for problem in report.problems)
@@ -112,6 +114,18 @@ def http_facts(report: HttpReport) -> Iterator[tuple[str, str]]:
     if report.goodput is not None:
         good = report.goodput
         yield "goodput", f"{good.requests_per_s:.1f} requests/s, {100 * good.share:.1f} % within {good.slo}"
+
+
+def cut_words(report: HttpReport) -> str:
+    """How far a run came that was interrupted."""
+    assert report.cut_short is not None, "a run that was"
+    load = report.load
+    after = f"interrupted after {report.cut_short.after_s:.1f} s"
+    return (
+        f"{after} of {load.seconds:g} s"
+        if load.seconds is not None
+        else f"{after}, at {report.ok} of {load.requests} requests"
+    )
 
 
 def arrival_words(load: HttpLoad) -> str:

@@ -66,6 +66,13 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float
 
 
+class CutShort(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that somebody interrupted."""
+
+    after_s: _Time  # from the beginning of the load
+    under_way: int  # requests that were then, and are not in the report
+
+
 class HttpReport(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run. Times only of requests that were answered whole."""
 
@@ -92,6 +99,7 @@ class HttpReport(msgspec.Struct, frozen=True, kw_only=True):
     itl_ms: Spread | None  # between events of all requests; one may hold several tokens
     late_ms: Spread | None  # None: a closed loop has no times to keep
     goodput: Goodput | None
+    cut_short: CutShort | None = None
     samples: list[Sample]  # in order of their end
 
 
@@ -106,6 +114,8 @@ class Outcome:
         self.in_flight = 0
         self.most_in_flight = 0
         self.elapsed_s = 0.0
+        self.cancelled = 0
+        self.cut_short: CutShort | None = None
         self._problems: Counter[str] = Counter()
 
     @property
@@ -154,6 +164,7 @@ def summarise(load: HttpLoad, form: Form, model: str, outcome: Outcome, made: st
         itl_ms=spread([gap for sample in samples for gap in sample.gaps_ms]),
         late_ms=spread([sample.late_ms for sample in samples]) if load.open else None,
         goodput=_goodput(load, outcome) if load.slo is not None else None,
+        cut_short=outcome.cut_short,
         samples=samples,
     )
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from colibrid.cli.main import EXIT_INTERRUPTED
 from colibrid.cli.numbers import NumberRange
 from colibrid.cli.output import check_outputs, write_output
-from colibrid.cli.say import plain
+from colibrid.cli.say import plain, say
 from colibrid.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,8 +87,12 @@ def http(
     TTFT: until the first token; TPOT: a token after it, mean of a request; ITL: between two events; e2e: the whole
     request. In an open loop times count from a request's arrival, also when it could not be sent then. Refusals (503 and
     429 with Retry-After) are counted apart; a closed loop waits and sends again. Exit code 1: a request failed.
+
+    Ctrl-C or SIGTERM ends the load; what finished is reported, marked as cut short, with exit code 130. A second one ends
+    the program at once.
     """
     from colibrid.cli.bench_http import measure_http  # noqa: PLC0415
+    from colibrid.cli.bench_interrupt import Interruption, NothingMeasuredError  # noqa: PLC0415
     from colibrid.cli.bench_page import report_page  # noqa: PLC0415
     from colibrid.cli.bench_report import http_lines  # noqa: PLC0415
 
@@ -94,18 +100,25 @@ def http(
     given["fields"] = _fields(fields)
     given["api_key"] = _first_key(api_key_file) if api_key_file else None
     load, trace = _load(trace_file, given)
-    report = measure_http(load, trace)
-    data = msgspec.json.encode(report)
-    try:
-        if out is not None:
-            write_output(out, data + b"\n")
-        if html is not None:
-            write_output(html, report_page(report).encode())
-    finally:  # what was measured is shown, whatever becomes of the files
-        if as_json:
-            print(msgspec.json.format(data, indent=1).decode())
-        else:
-            _print(http_lines(report))
+    with Interruption() as interruption:  # also while results are written
+        try:
+            report = measure_http(load, trace, interruption)
+        except NothingMeasuredError as error:
+            say(f"colibrid: {error}\n", sys.stderr)
+            raise click.Abort from None
+        data = msgspec.json.encode(report)
+        try:
+            if out is not None:
+                write_output(out, data + b"\n")
+            if html is not None:
+                write_output(html, report_page(report).encode())
+        finally:  # what was measured is shown, whatever becomes of the files
+            if as_json:
+                print(msgspec.json.format(data, indent=1).decode())
+            else:
+                _print(http_lines(report))
+    if interruption.at is not None:
+        return EXIT_INTERRUPTED
     return 1 if report.failed else 0
 
 

@@ -69,7 +69,13 @@ EXITS = (
         "correct what the line names; starting again changes nothing. `colibrid config check FILE`, `colibrid doctor`",
         "not restarted (`RestartPreventExitStatus=2 78`)",
     ),
-    _Exit(EXIT_INTERRUPTED, "interrupted by Ctrl-C, other than `serve`, which drains", "nothing", ""),
+    _Exit(
+        EXIT_INTERRUPTED,
+        "interrupted by Ctrl-C, other than `serve`, which drains; `bench http`, by SIGTERM as well, after it has reported what"
+        " finished",
+        "nothing",
+        "",
+    ),
 )
 
 
