@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from colibrid.text.structured_check import GrammarChecker
 from colibrid.text.structured_limits import MAX_GRAMMAR_BYTES
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ ANSWERS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"grammar": 'start: "a" b\nb: "x" | "y"\n'}}, "ay"),
 ]
 both_routes = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor time of a grammar decides, however long a busy machine takes to give it."""
+    monkeypatch.setitem(GrammarChecker.__init__.__kwdefaults__, "wall_s", 600.0)  # type: ignore[arg-type]
 
 
 def allows(mask: bytes, token: int) -> bool:
