@@ -1,6 +1,6 @@
 """The command line with faults built in, by name: FAULTS='block_loop=2' fault_launcher.py serve ...
 
-    block_loop=SECONDS   SIGUSR1 holds the daemon's event loop for so long
+    block_loop=SECONDS   SIGUSR1 holds the daemon's event loop for so long; the log says loop_held and loop_turns
 
 For bench/faults.py and the tests only; the package itself knows of no faults.
 """
@@ -17,7 +17,13 @@ from colibrid.cli.main import main
 
 def block_loop(seconds: float) -> None:
     """A signal handler of Python runs where the loop runs."""
-    signal.signal(signal.SIGUSR1, lambda *_: time.sleep(seconds))
+
+    def hold(*_: object) -> None:
+        os.write(2, b'{"event":"loop_held","level":"info"}\n')
+        time.sleep(seconds)
+        os.write(2, b'{"event":"loop_turns","level":"info"}\n')
+
+    signal.signal(signal.SIGUSR1, hold)
 
 
 FAULTS = {"block_loop": block_loop}
