@@ -99,8 +99,7 @@ class _Generator:
 
     async def open(self, times: Iterator[float]) -> None:
         """Requests at their times."""
-        self._start(float("inf"))
-        self._began += _LEAD_S
+        self._start(float("inf"), _LEAD_S)
         room = asyncio.Semaphore(self._load.max_in_flight)
         with self._timed():
             async with asyncio.TaskGroup() as group:
@@ -114,8 +113,8 @@ class _Generator:
         """Requests that were under way at that time were cancelled: they are neither answered nor failed."""
         self.outcome.cut_short = CutShort(after_s=max(0.0, at - self._began), under_way=self.outcome.cancelled)
 
-    def _start(self, seconds: float) -> None:
-        self._began = self._ended = time.perf_counter()
+    def _start(self, seconds: float, lead: float = 0.0) -> None:
+        self._began = self._ended = time.perf_counter() + lead
         self._until = self._began + seconds
 
     @contextlib.contextmanager

@@ -97,7 +97,7 @@ def chart(x_name: str, y_name: str, series: Sequence[Series], *, alt: str, log_x
 
 
 def ratios(rows: Sequence[Span], *, alt: str) -> str:
-    """Intervals around a line at 1, a row each."""
+    """Intervals around a line at 1, a row each. What is below 0.001, as 0 is, stands at the edge."""
     if not rows:
         return ""
     height = 26.0 * len(rows) + 64
@@ -109,8 +109,9 @@ def ratios(rows: Sequence[Span], *, alt: str) -> str:
     for index, row in enumerate(rows):
         y = 30.0 + 26 * index
         parts.append(_text(142, y + 4, row.name, "end"))
-        parts.append(_line(f"span {row.verdict}", across(max(row.low, across.low)), y, across(row.high), y))
-        parts.append(f'<circle class="{row.verdict}" cx="{across(max(row.ratio, across.low))}" cy="{y}" r="5"/>')
+        begin, middle, end = (across(max(value, across.low)) for value in (row.low, row.ratio, row.high))
+        parts.append(_line(f"span {row.verdict}", begin, y, end, y))
+        parts.append(f'<circle class="{row.verdict}" cx="{middle}" cy="{y}" r="5"/>')
     parts.append(_text((150 + WIDTH - 30) / 2, height - 4, "second / first", "middle"))
     return _picture(parts, height, alt)
 

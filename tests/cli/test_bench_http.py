@@ -10,6 +10,8 @@ import pytest
 from aiohttp import web
 from fake_openai import FakeServer, answer, bench, stream
 
+from colibrid.cli.bench_report import http_lines
+from colibrid.cli.bench_result import read_report
 from colibrid.cli.main import run
 
 if TYPE_CHECKING:
@@ -327,6 +329,20 @@ def test_what_an_open_loop_is_refused_is_lost(capsys: pytest.CaptureFixture[str]
     assert len(server.bodies) == 10
     assert (report["goodput"]["good"], report["goodput"]["share"]) == (5, 0.5)
     assert report["goodput"]["requests_per_s"] == pytest.approx(5 / report["elapsed_s"])
+
+
+def test_an_open_loop_without_answers_lasted_no_time(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Rates are 0, and the file can be read again."""
+
+    async def busy(_request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=500)
+
+    out = tmp_path / "a.json"
+    with FakeServer(busy).running() as server:
+        code, report = bench(server.url, capsys, "--rate", "200", "--requests", "3", "--warmup", "0", "--out", str(out))
+    assert (code, report["ok"], report["failed"]) == (1, 0, 3)
+    assert read_report(out).requests_per_s == 0
+    assert "-0.0" not in "".join(http_lines(read_report(out)))
 
 
 def test_a_trace_says_what_is_sent_and_when(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

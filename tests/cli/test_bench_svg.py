@@ -73,3 +73,12 @@ def test_ratios_stand_on_their_side_of_one() -> None:
     dots = {each.get("class"): float(each.get("cx", 0)) for each in picture.iter("circle")}
     assert dots["worse"] < dots["unclear"] < one < dots["better"]
     assert [text.text for text in picture.iter("text") if text.get("text-anchor") == "end"] == ["a", "b", "c"]
+
+
+def test_ratios_of_nothing_stand_at_the_edge() -> None:
+    """A second side without tokens, or without a request in time, can be drawn, within the picture."""
+    picture = parse(ratios([Span("a", 0.0, 0.0, 0.0, "worse"), Span("b", 1e-9, 1e-10, 1e-8, "worse")], alt="x"))
+    places = [float(each.get("cx", 0)) for each in picture.iter("circle")]
+    places += [float(line.get(end, 0)) for line in picture.iter("line") for end in ("x1", "x2")]
+    assert min(places) == 150
+    assert max(places) <= WIDTH
