@@ -7,6 +7,7 @@ Exit codes: 0 done · 1 failed · 2 wrong usage · 78 configuration or model wro
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 from importlib import import_module
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_CONFIG = 78
 EXIT_INTERRUPTED = 130
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 # verb -> (module, one line of help)
 _VERBS = {
@@ -86,6 +88,7 @@ def run(arguments: Sequence[str]) -> int:
     """The exit code of one command line. Errors that a user can cause become lines on stderr, never a traceback."""
     try:
         result = cli.main(args=list(arguments), prog_name="colibrid", standalone_mode=False)
+        sys.stdout.flush()  # at exit nobody would handle its errors
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -96,9 +99,23 @@ def run(arguments: Sequence[str]) -> int:
             say(f"colibrid: {plain(line)}\n", sys.stderr)
         return EXIT_CONFIG if isinstance(error, ConfigError | ModelError) else EXIT_FAILED
     except BrokenPipeError:  # `colibrid inspect | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
+        return EXIT_FAILED
+    except MemoryError:
+        say("colibrid: not enough memory for this command; give it more (ulimit -v), or a smaller input\n", sys.stderr)
+        return EXIT_FAILED
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _drop_output()
+        say(f"colibrid: the output cannot be written: {error.strerror}; make room, or send it elsewhere\n", sys.stderr)
         return EXIT_FAILED
     return result if isinstance(result, int) else 0
+
+
+def _drop_output() -> None:
+    """What is still in the buffer would fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -90,6 +91,36 @@ def test_a_reader_that_left_is_not_a_traceback() -> None:
     process.stderr.close()
     process.wait()
     assert b"Traceback" not in error
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+def test_a_full_disk_is_one_line(arguments: list[str], unbuffered: str) -> None:
+    """Output that cannot be written is told, with code 1, whether it fails at once or only at the end."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "colibrid.cli", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "colibrid: the output cannot be written: No space left on device; make room, or send it elsewhere\n"
+    )
+
+
+def test_too_little_memory_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory is short a verb ends with a line and code 1."""
+
+    def fail(**_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(front.cli, "main", fail)
+    assert front.run(["inspect"]) == 1
+    assert capsys.readouterr().err.startswith("colibrid: not enough memory")
 
 
 def test_unreadable_configuration_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
