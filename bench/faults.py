@@ -1,6 +1,6 @@
 """Every row of the faults table, injected into real daemons, with exact figures: run it on an idle machine.
 
-    python bench/faults.py --out bench/results/DATE-faults        all rows, some five minutes
+    python bench/faults.py --out bench/results/DATE-faults        all rows, some four minutes
     python bench/faults.py --quick                                each row small, about a minute and a half
     python bench/faults.py engine_killed clock_jumps              these rows only
 

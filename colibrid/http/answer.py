@@ -213,12 +213,9 @@ class _Forwarder:
 async def _caught_up(stream: EventStream, state: AppState) -> None:
     """Waits for a reader that is so far behind that its slot waits with it: not for long while others wait for a slot."""
     while stream.behind:
-        try:
-            async with asyncio.timeout(CROWDED_WRITE_S):
-                await stream.room()
-        except TimeoutError:
-            if any(engine.queued for engine in state.scheduler.engines):
-                stream.cut_off()
+        caught_up = await stream.caught_up(CROWDED_WRITE_S)
+        if not caught_up and any(engine.queued for engine in state.scheduler.engines):
+            stream.cut_off()
 
 
 def _filled(frame: bytes, choices: Sequence[bytes]) -> list[bytes]:

@@ -96,6 +96,15 @@ class Connection(web.RequestHandler):
         if self.transport is None:
             raise ConnectionResetError("the client is gone")
 
+    async def caught_up(self, within_s: float) -> bool:
+        """Whether the client has caught up, waiting so long for it. ConnectionError when it is gone."""
+        caught_up = True
+        if self._caught_up is not None:  # a timeout that cancels costs several times as much, for each slow reader
+            caught_up = bool((await asyncio.wait((self._caught_up,), timeout=within_s))[0])
+        if self.transport is None:
+            raise ConnectionResetError("the client is gone")
+        return caught_up
+
     def cut_off(self, after_s: float) -> None:
         """Ends the connection of a client that has been behind for so long."""
         if self.transport is not None:

@@ -87,6 +87,11 @@ class EventStream:
         with reader():
             await self._connection.room()
 
+    async def caught_up(self, within_s: float) -> bool:
+        """Whether the reader has caught up, waiting so long for it."""
+        with reader():
+            return await self._connection.caught_up(within_s)
+
     def cut_off(self) -> None:
         """Ends the connection of a reader that is behind. Raises ReaderLeftError."""
         self._connection.cut_off(CROWDED_WRITE_S)
