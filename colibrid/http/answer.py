@@ -213,7 +213,7 @@ class _Forwarder:
 async def _caught_up(stream: EventStream, state: AppState) -> None:
     """Waits for a reader that is so far behind that its slot waits with it: not for long while others wait for a slot."""
     while stream.behind:
-        caught_up = await stream.caught_up(CROWDED_WRITE_S)
+        caught_up = await stream.room(CROWDED_WRITE_S)
         if not caught_up and any(engine.queued for engine in state.scheduler.engines):
             stream.cut_off()
 

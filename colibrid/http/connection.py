@@ -89,17 +89,13 @@ class Connection(web.RequestHandler):
         self._stall_ends()
         super().resume_writing()
 
-    async def room(self) -> None:
-        """Waits until the client has caught up. ConnectionError when it is gone."""
-        if self._caught_up is not None:
-            await asyncio.shield(self._caught_up)  # others wait for the same
-        if self.transport is None:
-            raise ConnectionResetError("the client is gone")
+    async def room(self, within_s: float | None = None) -> bool:
+        """Waits until the client has caught up, or so long; whether it has. ConnectionError when it is gone.
 
-    async def caught_up(self, within_s: float) -> bool:
-        """Whether the client has caught up, waiting so long for it. ConnectionError when it is gone."""
+        Others may wait for the same. A timeout that cancels would cost several times as much, for each slow reader.
+        """
         caught_up = True
-        if self._caught_up is not None:  # a timeout that cancels costs several times as much, for each slow reader
+        if self._caught_up is not None:
             caught_up = bool((await asyncio.wait((self._caught_up,), timeout=within_s))[0])
         if self.transport is None:
             raise ConnectionResetError("the client is gone")

@@ -82,15 +82,10 @@ class EventStream:
             raise ReaderLeftError
         transport.write(b"%x\r\n%b\r\n" % (len(events), events) if self._chunked else events)
 
-    async def room(self) -> None:
-        """Waits while the reader is behind."""
+    async def room(self, within_s: float | None = None) -> bool:
+        """Waits while the reader is behind, or so long; whether it has caught up."""
         with reader():
-            await self._connection.room()
-
-    async def caught_up(self, within_s: float) -> bool:
-        """Whether the reader has caught up, waiting so long for it."""
-        with reader():
-            return await self._connection.caught_up(within_s)
+            return await self._connection.room(within_s)
 
     def cut_off(self) -> None:
         """Ends the connection of a reader that is behind. Raises ReaderLeftError."""
